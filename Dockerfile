@@ -1,4 +1,4 @@
-# dapo for machines with NVIDIA GPUs, with vLLM in an environment of its own. docs/gpu_server.md says how it is built and run.
+# dapo for machines with NVIDIA GPUs, with vLLM in an environment of its own. docs/machines.md says how it is built and run.
 # The tag is fixed; a build that must be the same next year names the digest: --build-arg BASE=nvidia/cuda@sha256:...
 ARG BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 FROM ${BASE}

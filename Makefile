@@ -134,11 +134,11 @@ dist: install-dev
 	rm -rf dist
 	$(VENV)/bin/python -m build --no-isolation
 
-# the pages of metrics and of options, and the tables of other systems' options, from what the code uses
+# the pages of metrics and of options, and the tables of methods, from what the code uses
 docs: install
 	$(VENV)/bin/python docs/generated_pages.py metrics > docs/metrics.md
 	$(VENV)/bin/python docs/generated_pages.py options > docs/options.md
-	$(VENV)/bin/python docs/generated_pages.py docs/from_*.md docs/losses.md
+	$(VENV)/bin/python docs/generated_pages.py docs/losses.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks evidence examples docs/*.py .ci/*.py setup.py

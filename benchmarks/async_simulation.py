@@ -19,9 +19,11 @@ from benchmarks.simulation_fakes import LengthDistribution
 from dapo.config.rollout_options import ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Batch, NewWeights, Sampling, SamplingPlan, collect
-from dapo.training.rollout_metrics import staleness_metrics
+from dapo.sampling.batch import SamplingPlan, collect
+from dapo.sampling.continuous import ContinuousSampling, NewWeights
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import staleness_metrics
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 TOKENS = 64
@@ -142,7 +144,7 @@ def simulate(
     """
     lengths = LengthDistribution(20480, 5000.0)
     engine = ClockedEngine(lengths)
-    sampling = Sampling(
+    sampling = ContinuousSampling(
         stream=ProblemStream([Problem(str(i), "", "") for i in range(17_000)], seed=0),
         engine=ContinuingEngine(engine),
         judge=Judge(),
@@ -150,6 +152,7 @@ def simulate(
         encoder=Encoder(),
         plan=SamplingPlan(GROUP_SIZE, 20480 // TOKENS + 1, 1.0, (END,), 0),
         max_staleness=eta,
+        lookahead=lambda step: max(0, min(eta // 2, steps - step)),
         by_load=clock == "load",
     )
     batches: list[Batch] = []
@@ -157,7 +160,6 @@ def simulate(
     controller: list[float] = []
     for step in range(1, steps + 1):
         engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
-        sampling.lookahead = max(0, min(eta // 2, steps - step))
         before = engine.seconds
         began = time.process_time()
         own = engine.own_s

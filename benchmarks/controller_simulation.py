@@ -41,9 +41,9 @@ from dapo.policy.builtin_models import smollm2_directory
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink, read_metrics
 from dapo.runs.sinks import Tracker
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Sampling, sampling_plan
-from dapo.training.samples import shaped_reward
+from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.samples import shaped_reward
 from dapo.training.state import Run
 from dapo.training.train import train
 from dapo.types import Problem

@@ -3,7 +3,7 @@
 `python -m benchmarks.doctor`.
 
 Each fault and each healthy run is trained with several seeds: half an hour on one core. It also
-times the rules in a run that trains. The table is for docs/lab/doctor.md. With `--into FILE
+times the rules in a run that trains. The table is for docs/doctor.md. With `--into FILE
 --minutes 9` no run begins after nine minutes: the same command again is the next piece, and the
 last one prints the table.
 """
@@ -119,7 +119,7 @@ def diagnosed(case: Case, model: Path, folder: Path, seed: int) -> Outcome:
 
 
 def table(found: Mapping[tuple[str, int], Outcome], seeds: Sequence[int]) -> list[str]:
-    """The rows for docs/lab/doctor.md: each fault with how often it was found, then the healthy
+    """The rows for docs/doctor.md: each fault with how often it was found, then the healthy
     runs as one row.
     """
     lines = [

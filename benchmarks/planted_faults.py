@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.hf_io import write_model_directory
 from dapo.rewards.combine import InlineJudge
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import asynchronous, train
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import Inputs, read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.build import build
+from dapo.start.check import check
+from dapo.start.read import Inputs, read
+from dapo.start.resolve import resolve
 from dapo.training.state import Run
+from dapo.training.train import train
 
 REWARDS = "benchmarks.planted_rewards"
 DEFAULT_REWARD = f"{REWARDS}:has_digit"
@@ -289,30 +289,31 @@ def write_problems(data: Path, case: Case) -> None:
 def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
     """Train the run of a case and diagnose it; a run that ends early is diagnosed as it is."""
     write_problems(folder / "data", case)
-    config = resolve_auto(base_config(model, folder / "data", case))
+    config = base_config(model, folder / "data", case)
     with open_case(case, config, folder / "run") as run, suppress(DapoError):
-        (asynchronous.train if config.samples_ahead else train.train)(run)
+        train(run)
     return diagnose(folder / "run")
 
 
 @contextmanager
 def open_case(case: Case, config: Config, path: Path) -> Iterator[Run]:
     """The run of a case before its first step; its engine samples in this process."""
-    in_process = config.changed("rollout", engines=0)
-    inputs: Inputs = read_inputs(in_process)
+    with check(config.changed("rollout", engines=0)) as checked:
+        inputs = read(resolve(checked))
+        if not case.in_processes:
+            reward = inputs.config.reward
+            judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)
+            inputs = replace(inputs, code=replace(inputs.code, judge=judge))
+        with _open(case, inputs, config.rollout.engines, path) as run:
+            yield run
+
+
+@contextmanager
+def _open(case: Case, inputs: Inputs, engines: int, path: Path) -> Iterator[Run]:
+    config = inputs.config.changed("rollout", engines=engines)
     directory = RunDirectory.create(path, dump_config(config), {})
     display = ProgressDisplay(config.train.num_steps)
-    options = {"options": config.reward.options, "threshold": config.reward.threshold}
-    judge: Any = (
-        VerifierPool(config.reward)
-        if case.in_processes
-        else InlineJudge(config.reward.verifier, **options)
-    )
-    with (
-        judge,
-        directory.lock(),
-        build_run(in_process, inputs, judge, directory, display, first_step=1) as run,
-    ):
+    with directory.lock(), build(inputs, directory, display, first_step=1) as run:
         run.config = config
         if case.change is not None:
             case.change(run)

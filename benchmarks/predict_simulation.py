@@ -22,10 +22,10 @@ from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.advantages import group_advantages
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Sampling, SamplingPlan, collect
-from dapo.training.selection import ProblemSelector
+from dapo.sampling.batch import Sampling, SamplingPlan, collect
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.selection import ProblemSelector
 from dapo.types import GenerationRequest, Group, Problem, Verdict
 
 PROMPTS = 8
@@ -113,11 +113,12 @@ class Simulation:
 
     def step(self, step: int) -> None:
         """Sample a batch, and move the skills by its gradient."""
+        selector = None
         if self.predict:
-            self.sampling.selector = ProblemSelector(
+            selector = ProblemSelector(
                 self.stats.history(), step=step, group_size=GROUP_SIZE, seed=self.seed
             )
-        batch = collect(self.sampling, step=step)
+        batch = collect(self.sampling, step=step, selector=selector)
         self.tokens += batch.num_generated_tokens
         moves = dict.fromkeys(KINDS, 0.0)
         for group in batch.groups:

@@ -109,10 +109,8 @@ def footnotes(results: Mapping[str, Any]) -> list[str]:
     if rates:
         spread = Spread.of(rates)
         notes.append(
-            f"The limit is the rate of large square matmuls in the same rounds ({spread.median:.0f}"
-            f" GFLOP/s, {spread.low:.0f} to {spread.high:.0f}) over 2 x parameters FLOP a generated"
-            " token, 6 x parameters a trained response token, 8 x for a step that does both;"
-            " parameters counted once, tied head included; prompts and attention are not in it."
+            f"Large square matmuls of the same rounds: {spread.median:.0f} GFLOP/s"
+            f" ({spread.low:.0f} to {spread.high:.0f}), from which the limit follows."
         )
     versions: dict[str, str] = {}
     for part in parts.values():

@@ -26,7 +26,7 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.workers.pool import make_tasks
+from dapo.rewards.pool import make_tasks
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 POOL_TOKENS = 2**22

@@ -16,13 +16,15 @@ from pathlib import Path
 
 _MEASURED = """
 import sys, time
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.check import check
+from dapo.start.read import read
+from dapo.start.resolve import resolve
 from dapo.config import build_config
 imported_s = time.process_time()
 raw = {"model": sys.argv[2], "data": {"train": sys.argv[1]}, "reward": {"verifier": "math"}}
 raw |= {"rollout": {"max_response_tokens": 64}, "overlong": {"buffer_tokens": 8}}
-inputs = read_inputs(resolve_auto(build_config(raw)))
+with check(build_config(raw)) as checked:
+    inputs = read(resolve(checked))
 print(f"imports {imported_s:.1f} s, rows, model and prompts {time.process_time() - imported_s:.1f} s of processor time")
 print(f"{len(inputs.train):,} problems")
 """

@@ -6,7 +6,7 @@ gives different ids. The second call spells the token that ends a turn, and its 
 text. Parsers are no part of the comparison: TRL's is replaced by one that knows the script, also
 where TRL has none for the template.
 
-Usage: `python -m benchmarks.turn_templates [--into docs/environments.md]`
+Usage: `python -m benchmarks.turn_templates [--into docs/lab/performance.md]`
 """
 
 import argparse
@@ -43,7 +43,7 @@ from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.policy.packing import pack
-from dapo.training.samples import with_advantages
+from dapo.sampling.samples import with_advantages
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 if TYPE_CHECKING:

@@ -1,5 +1,4 @@
-"""The pages and tables that `make docs` makes from the code: metrics, options, other systems'
-options, methods.
+"""The pages and tables that `make docs` makes from the code: metrics, options, methods.
 
 Run as a program with the name `metrics` or `options`, it prints that page; given pages, it renews
 their tables.
@@ -13,7 +12,6 @@ from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.option_entries import option_entries, yaml_text
 from dapo.config.option_fields import CONDITIONS
-from dapo.config.other_names import COUNTERPARTS, TITLES, Peer
 from dapo.core.terminal import print_text
 from dapo.runs.metric_table import METRICS, SECTIONS
 from dapo.runs.outcomes import OUTCOME_MEANINGS
@@ -108,21 +106,7 @@ def options_page() -> str:
 
 def _linked(text: str) -> str:
     """The text with links to the pages that it names."""
-    return re.sub(r"`dapo show docs (\w+)`", r"[\1.md](\1.md)", text)
-
-
-def options_table(peer: Peer) -> str:
-    """The table of options of docs/from_PEER.md in Markdown."""
-    lines = [f"| {TITLES[peer]} | here | remark |", "|---|---|---|"]
-    for row in COUNTERPARTS[peer]:
-        ours = ", ".join(f"`{option}`" for option in row.ours) or "none"
-        lines.append(f"| `{row.theirs}` | {ours} | {row.remark} |")
-    return "\n".join(lines)
-
-
-def with_table(page: str, peer: Peer) -> str:
-    """The text of a page with a new table between its two marks `<!-- options -->`."""
-    return _with_table(page, "options", options_table(peer))
+    return re.sub(r"`dapo (?:show )?docs (\w+)`", r"[\1.md](\1.md)", text)
 
 
 def with_methods(page: str) -> str:
@@ -151,8 +135,4 @@ if __name__ == "__main__":
             print_text(pages[argument](), end="")
             continue
         path = Path(argument)
-        if path.stem == "losses":
-            path.write_text(with_methods(path.read_text(encoding="utf-8")), encoding="utf-8")
-            continue
-        (system,) = (each for each in COUNTERPARTS if path.stem == f"from_{each}")
-        path.write_text(with_table(path.read_text(encoding="utf-8"), system), encoding="utf-8")
+        path.write_text(with_methods(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -43,6 +43,8 @@ _MARKERS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SOURCED = re.compile(r"(?<!\S)([(\[]*)(\S+?)<!-- = (\{.+?\}) -->")
+_MARKS = {"after": "†", "after ten of the 66 runs": "‡", "after the runs of the first seed": "§"}
+"""Marks of claims by when they were made."""
 _PERCENT = 100
 _WINDOW = (6, 20)
 """The window of the summary's first panel: that of the claims on the token-level loss."""
@@ -64,24 +66,25 @@ def claims_table(names: Sequence[str]) -> str:
 
 
 def _made(judged: Judged) -> str:
-    """A mark for a claim that was not made before the runs."""
+    """A mark for a claim that was not made before the runs; the document explains the marks."""
     made = judged.claim.made
-    return "" if made == "before" else f" (*made {made}{' the runs' * (made == 'after')}*)"
+    if made == "before":
+        return ""
+    return f" {_MARKS[made]}" if made in _MARKS else f" (*made {made}*)"
 
 
 def replicated_table() -> str:
     """The claims that were tested again on other seeds: the first measurement, the second, and its
-    verdict.
+    verdict. Metrics, windows and p-values stand in the tables of the experiments.
     """
     found = claims.judge_all()
     first_of = {claim.name: judged for claim, judged in found.items() if claim.name}
-    lines = ["| claim | first seeds | fresh seeds | p (Holm) | verdict |", "|---|---|---|---|---|"]
+    lines = ["| claim | first seeds | fresh seeds | verdict |", "|---|---|---|---|"]
     for claim, judged in found.items():
         if claim.replicates:
             first = first_of[claim.replicates]
-            measured = (f"{_measured(each)}{_made(each)}" for each in (first, judged))
-            cells = (*measured, _p_values(judged), _verdict(judged))
-            lines.append(f"| {claim.text} | {' | '.join(cells)} |")
+            measured = [f"{_measured(each, named=False)}{_made(each)}" for each in (first, judged)]
+            lines.append(f"| {claim.text} | {' | '.join(measured)} | {_verdict(judged)} |")
     return "\n".join(lines)
 
 
@@ -140,22 +143,22 @@ def _scale(measure: Measure) -> float:
     return _PERCENT if measure.metric == ACCURACY else metric_of(measure.metric).scale
 
 
-def _measured(judged: Judged) -> str:
+def _measured(judged: Judged, *, named: bool = True) -> str:
+    """The effects of a claim, with or without the names of what is measured."""
     pairs = zip(judged.claim.criteria, judged.effects, strict=True)
-    return "; ".join(_describe(criterion, effect) for criterion, effect in pairs)
+    return "; ".join(_describe(criterion, effect, named=named) for criterion, effect in pairs)
 
 
-def _describe(criterion: Criterion, effect: Effect) -> str:
-    """`accuracy +3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a
-    sign.
-    """
+def _describe(criterion: Criterion, effect: Effect, *, named: bool) -> str:
+    """`accuracy +3.1 points (1.2 to 5.0), 5 seeds`; a number that is not a difference has no sign."""
     measure = criterion.measure
     is_difference = criterion.kind not in ("above", "below") or measure.than_metric is not None
     seeds = f"{effect.seeds} seed{'s' * (effect.seeds != 1)}"
     if measure.until is not None:
         bound = measure.until.above if measure.until.above is not None else measure.until.below
         name, style = ("steps", "+.1f") if measure.until.at == "step" else ("tokens", "+,.0f")
-        return f"{name} to {bound:.0%}: {_range(effect, style)}, {seeds}"
+        start = f"{name} to {bound:.0%}: " if named else ""
+        return f"{start}{_range(effect, style)}{'' if named else f' {name}'}, {seeds}"
     scale = _scale(measure)
     digits = 1 if scale == _PERCENT or abs(effect.mean) >= 1 else 3
     unit = ""
@@ -172,7 +175,8 @@ def _describe(criterion: Criterion, effect: Effect) -> str:
     else:
         window = f", steps {first} to {last}"
     conditions = f" on {effect.conditions} base models" if measure.over else ""
-    return f"{name}{window} {shown}, {seeds}{conditions}"
+    start = f"{name}{window} " if named else ""
+    return f"{start}{shown}, {seeds}{conditions}"
 
 
 def _range(effect: Effect, style: str, scale: float = 1.0, unit: str = "") -> str:

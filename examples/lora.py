@@ -3,7 +3,7 @@
     python examples/lora.py
 
 trains on small sums, on a processor, and writes the adapter in peft's format. Adapters want a
-learning rate about ten times as large as that of all weights (docs/laptop.md).
+learning rate about ten times as large as that of all weights (docs/machines.md).
 """
 
 from pathlib import Path

@@ -52,6 +52,8 @@ SLOW_FILES = (
 `make test` starts with them, so that none is left to run alone at the end.
 """
 
+FOLDERS_OF_RUNS = ("analysis", "api", "training")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the slow files first, in the order above, where pytest-xdist runs several processes."""
@@ -89,9 +91,16 @@ def _worker_forks() -> Iterator[WorkerForks]:
 
 @pytest.fixture(scope="module")
 def forked_workers(_worker_forks: WorkerForks) -> Iterator[None]:
-    """Fork the workers of a launcher `local`, which otherwise import torch anew, in this module."""
+    """Fork all workers, which otherwise import their modules anew, in this module."""
     with _worker_forks.stand_in():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked_workers_of_runs(request: pytest.FixtureRequest) -> None:
+    """Fork the workers in folders whose subject is what a run does, not its processes."""
+    if request.path.parent.name in FOLDERS_OF_RUNS:
+        request.getfixturevalue("forked_workers")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -35,7 +35,7 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
-from dapo.training.assemble.build import build_engine
+from dapo.start.build import build_engine
 
 RANKS = 2
 ERRORS = {"float32": 1e-4, "bfloat16": GRADIENT_ERROR}

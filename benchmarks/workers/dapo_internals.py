@@ -23,7 +23,7 @@ from dapo.engines.native.linear_probe import resolve_kernels
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.resolve import ComputeDevice
+from dapo.start.resolve import ComputeDevice
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.types import GenerationRequest, Sample
 

@@ -1,5 +1,5 @@
 """dapo as a user runs it: the shipped loop, engine and policy, put together by
-`dapo.training.assemble`.
+`dapo.start`.
 """
 
 import io
@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import Channel, Handler, serve
-from dapo.api.lifecycle.execute import SCHEDULES
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -28,14 +27,16 @@ from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.sampling.continuous import ContinuousSampling
+from dapo.start.build import build
+from dapo.start.check import check
+from dapo.start.read import read
+from dapo.start.resolve import resolve
+from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
 
@@ -142,19 +143,15 @@ class Ours:
         """Load what a run of this configuration would; with forced lengths, responses or turns have
         the most tokens.
         """
-        self.config = resolve_auto(load_config(config, overrides))
-        self.inputs = read_inputs(self.config)
-        # the kernels that a run of a user has
-        self.config = resolve_engine(self.config, self.inputs.loaded.model)
+        checked = self._stack.enter_context(check(load_config(config, overrides)))
+        self.inputs = read(resolve(checked))
+        self.config = self.inputs.config
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
-        self.judge = self._stack.enter_context(VerifierPool(self.config.reward))
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         manifest = make_manifest([], seed=self.config.train.seed, started=datetime.now(UTC))
         run = RunDirectory.create(Path(folder) / "run", dump_config(self.config), manifest)
         display = ProgressDisplay(self.config.train.num_steps, stream=io.StringIO())
-        self.run = self._stack.enter_context(
-            build_run(self.config, self.inputs, self.judge, run, display, first_step=1)
-        )
+        self.run = self._stack.enter_context(build(self.inputs, run, display, first_step=1))
         if forced_lengths:
             plan = self.run.sampling.plan
             self.run.sampling.plan = replace(plan, min_response_tokens=plan.max_response_tokens)
@@ -171,6 +168,8 @@ class Ours:
             )
         }
         self.run.config = self.config.model_copy(update=endless)
+        if isinstance(self.run.sampling, ContinuousSampling):
+            self.run.sampling.lookahead = self.run.config.lookahead
         self.run.state.pending_metrics = None
         self.run.tracker.close()
         sink = StepSink(lambda metrics: self._on_step(self._describe(metrics)))
@@ -251,14 +250,14 @@ class Ours:
         self.run.sync_engine()
         sampler = EngineSampler(self.run.engine, self.run.sampling.encoder, self.run.eval_plan)
         started = time.perf_counter()
-        found = evaluate(sampler, self.judge, self.inputs.held_out)
+        found = evaluate(sampler, self.inputs.code.judge, self.inputs.held_out)
         seconds = time.perf_counter() - started
         lengths = [response.tokens for judged in found.problems for response in judged.responses]
         return {"seconds": seconds, "tokens": sum(lengths), "responses": len(lengths)}
 
     def train(self) -> dict[str, Any]:
         """The loop of the run's schedule, which only an exception of `on_step` ends."""
-        SCHEDULES[self.config.schedule](self.run)
+        train(self.run)
         return {}
 
     def _describe(self, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -281,7 +280,7 @@ class Ours:
     def memory(self) -> dict[str, Any]:
         """Peak bytes: resident, verifier processes included, and on the GPU."""
         gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"rss_bytes": peak_rss_bytes(self.judge.worker_pids), "gpu_bytes": gpu}
+        return {"rss_bytes": peak_rss_bytes(self.inputs.code.judge.worker_pids), "gpu_bytes": gpu}
 
     def export(self, directory: str) -> dict[str, Any]:
         """Write the policy as a Hugging Face directory."""

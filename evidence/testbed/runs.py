@@ -209,9 +209,10 @@ def make_base_model(recipe: Recipe) -> dict[str, Any]:
 
 def make_run(job: Job) -> dict[str, Any]:
     """Train once, and return the curves of the run and its seconds."""
-    from dapo.api.lifecycle.execute import RunCallbacks, new_run, open_run
     from dapo.config import load_config
     from dapo.runs.directory import RunDirectory
+    from dapo.start.check import check
+    from dapo.start.run import RunCallbacks, new_run, open_run
     from dapo.training.train import train
     from evidence.base_model import model_directory
 
@@ -230,7 +231,8 @@ def make_run(job: Job) -> dict[str, Any]:
         with (
             redirect_stdout(nowhere),
             redirect_stderr(nowhere),
-            new_run(config, path, command=["evidence.testbed"]) as ready,
+            check(config) as checked,
+            new_run(checked, path, command=["evidence.testbed"]) as ready,
             open_run(ready, RunCallbacks(warn=lambda text: None)) as run,
         ):
             train(run)

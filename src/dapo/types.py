@@ -57,7 +57,9 @@ class Problem:
     source: str = ""
     """The origin of the problem: a file or the name of a task."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the data set as JSON values, which reward functions receive as keywords.
+    """The other columns of the data set, which reward functions receive as keywords.
+
+    They are JSON values, and dates, times, durations, decimals and UUIDs.
     """
 
     @property
@@ -176,12 +178,12 @@ class Generation:
     token_ids: Sequence[int]
     """The response with its sampled end token, if there is one, which is trained too.
 
-    A tuple or, from the built-in engines, an `array.array` of 4 bytes per token, which other
-    processes get as bytes.
+    An engine may return any sequence of integers; `CheckedEngine` makes it an `array.array` of 4
+    bytes per token, which other processes get as bytes.
     """
     logprobs: Sequence[float]
-    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple
-    or an array.
+    """Log-probabilities of the tokens under the sampler at the sampling temperature, likewise an
+    array, of float32 unless that changes one.
 
     Those of tokens that were not sampled are 0, whatever was given.
     """

@@ -19,7 +19,7 @@ from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, Ju
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.runs.rollout_table import problem_means, write_rollouts
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start.fork import create_fork, plan_fork
 from dapo.types import Problem
 from helpers.commands import run as run_command
 from helpers.run_files import new_run

@@ -23,11 +23,11 @@ from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.check import check
+from dapo.start.read import read
+from dapo.start.resolve import resolve
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
@@ -49,16 +49,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def probe_of(config: Config, *, problems: int | None = None, samples: int | None = None) -> Probe:
-    config = resolve_auto(config)
-    with VerifierPool(config.reward) as judge:
-        inputs = read_inputs(config, judge.needed_columns)
-        return probe_run(
-            resolve_engine(config, inputs.loaded.model),
-            inputs,
-            judge,
-            problems=problems,
-            samples=samples,
-        )
+    with check(config) as checked:
+        return probe_run(read(resolve(checked)), problems=problems, samples=samples)
 
 
 @pytest.fixture(scope="module")

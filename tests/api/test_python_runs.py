@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,7 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"learning_rate": 1.0},
         (
             "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo show"
-            " docs from_trl)"
+            " docs coming_from)"
         ),
     ),
     "a keyword that is nearly one": (
@@ -256,7 +257,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             " you mean lr (optim.lr)?\n  unknown option rundir; did you mean run_dir?\n  unknown"
             " option rewards; did you mean reward (reward.verifier)?\n  unknown option"
             " num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo show docs"
-            " from_trl)"
+            " coming_from)"
         ),
     ),
     "a name that is not unique": (
@@ -603,6 +604,37 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     assert "<polyline" in shown[-1]
     assert len(shown) == 3, "the display is not updated more often than every REDRAW_S seconds"
     assert capsys.readouterr().out == "saved; continue with: dapo.resume('runs/x')\n"
+
+
+TYPES = """
+from datetime import date
+from decimal import Decimal
+
+
+def reward(completions, day, price, **kwargs):
+    assert all(type(value) is date for value in day), day
+    assert all(type(value) is Decimal for value in price), price
+    return [float(str(price[0])[-1] in text) + len(text) / 100 for text in completions]
+"""
+
+
+def test_columns_of_python_rows_have_their_types_in_a_run_and_after_its_resume(
+    capsys: pytest.CaptureFixture[str],
+):
+    Path("types_reward.py").write_text(TYPES)
+    rows = [
+        {"prompt": f"{n}?", "day": date(2026, 1, n + 1), "price": Decimal(f"1.5{n}")}
+        for n in range(4)
+    ]
+    run = dapo.train(
+        "tiny-random", data=rows, reward="types_reward:reward", steps=1, run_dir="typed", **SMALL
+    )
+    run = dapo.resume("typed", steps=2)
+    assert run.state.step == 2
+    assert "as text" not in capsys.readouterr().out
+    responses = run.rollouts
+    assert set(responses["step"]) == {1, 2}
+    assert responses["error"].isna().all(), responses["error"].tolist()
 
 
 def test_there_is_nothing_to_load_where_no_run_is():

@@ -42,7 +42,7 @@ def completed(
         ("dapo show configs qui", ["quickstart"]),
         ("dapo show qui", ["quickstart"]),
         ("dapo show loss.clip_h", ["loss.clip_high"]),
-        ("dapo show docs from_v", ["from_verl"]),
+        ("dapo show docs comi", ["coming_from"]),
         ("dapo train x.yaml loss.clip", ["loss.clip_low=", "loss.clip_high="]),
         ("dapo train x.yaml optim.lr=1e-6 optim.w", ["optim.warmup_steps=", "optim.weight_decay="]),
         ("dapo resume runs/a optim.sch", ["optim.schedule=constant", "optim.schedule=linear", "optim.schedule=cosine"]),

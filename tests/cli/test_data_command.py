@@ -10,7 +10,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.data.problems import load_problems
-from dapo.training.problem_stats import ProblemStats, write_problem_stats
+from dapo.sampling.problem_stats import ProblemStats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 from helpers.run_files import new_run
 

@@ -82,6 +82,46 @@ def test_each_problem_gives_its_shortest_right_responses_that_ended(
     ]
 
 
+def test_the_other_columns_of_a_problem_stay_and_those_for_the_template_are_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    columns = {
+        "tools": [{"type": "function", "function": function}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "level": 3,
+        "response": "what someone else has answered",
+        "ground_truth": {"low": 1.5, "tags": ["a"]},
+    }
+    problems = [{"prompt": f"{n} + 1?", "answer": str(n + 1), **columns} for n in range(4)]
+    data = tmp_path / "problems.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in problems))
+    judged = tmp_path / "run"
+    config = tiny(
+        f"data.train={data}",
+        "data.eval=null",
+        "reward.verifier=helpers.reward_functions:length",
+        "rollout.max_response_tokens=64",
+        "overlong.mode=off",
+        "train.num_steps=1",
+        "train.eval_every=0",
+    )
+    start_run(config, run_dir=judged, config_name="t")
+    output = tmp_path / "sft.jsonl"
+    options = ["--min-score", "0", "--output", str(output)]
+    assert run(capsys, "data", "demonstrations", str(judged), *options)[0] == 0
+    rows = read(output)
+    assert rows
+    kept = {name: value for name, value in columns.items() if name != "response"}
+    for row in rows:
+        assert {name: row[name] for name in kept} == kept
+        assert row["response"] != columns["response"]
+        assert row["answer"] == str(int(row["prompt"].split()[0]) + 1)
+    for demonstration in load_demonstrations(parse_spec(str(output))):
+        names = ("tools", "chat_template_kwargs")
+        assert demonstration.fields == {name: columns[name] for name in names}
+
+
 def test_random_choice_follows_from_the_seed_and_not_from_the_order_of_the_files(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from dapo.cli.formatting import number, option_text, plural, size, weighted
+from dapo.cli.formatting import number, plural, size, weighted
 from dapo.config import LoraConfig
+from dapo.config.option_fields import option_text
 from dapo.core.text import with_interval
 
 

@@ -28,7 +28,7 @@ from dapo.policy.logprobs import hidden_states
 from dapo.policy.model_dimensions import dimensions_of, find_dimensions
 from dapo.policy.packed_forward import recompute_layers, use_packed_forward
 from dapo.policy.packing import pack
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.resolve import resolve_auto
 from helpers.commands import run
 from helpers.model_sizes import sizes_of
 from helpers.paths import CONFIGS

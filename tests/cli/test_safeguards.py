@@ -11,7 +11,7 @@ from dapo.config import Config, build_config, load_config
 from dapo.config.engines import ENGINES
 from dapo.config.option_fields import known_about, options_of, section_in
 from dapo.core.errors import ConfigError
-from dapo.training.rollout import sampling_plan
+from dapo.sampling.batch import sampling_plan
 from helpers.paths import ROOT, TINY
 
 PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")

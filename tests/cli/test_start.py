@@ -276,3 +276,13 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
         f"(the run was started in {tmp_path}/old: its modules are searched here, with --trust"
         " also in" in err
     )
+
+
+def test_a_set_option_without_effect_is_named_when_a_run_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = ("train", "tiny", "train.num_steps=1", "--run-dir", str(tmp_path / "run"))
+    code, out, _ = run(capsys, *small, "rollout.vllm.cache_gib=1")
+    assert code == 0
+    lines = [line for line in out.splitlines() if "without effect" in line]
+    assert lines == ["without effect: rollout.vllm.*: rollout.engine is native"]

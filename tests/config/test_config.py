@@ -10,7 +10,7 @@ import pytest
 
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.cli.check.summary import differences_from_paper, explain, ignored_options, value_of
+from dapo.cli.check.summary import differences_from_paper, explain
 from dapo.config import (
     PRESETS,
     Config,
@@ -19,10 +19,11 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
+from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in, value_of
 from dapo.config.other_names import REMOVED
 from dapo.core.errors import ConfigError
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.ignored_options import ignored_options
+from dapo.start.resolve import resolve_auto
 from docs.generated_pages import options_page, with_methods
 from helpers.paths import ROOT
 

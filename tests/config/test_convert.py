@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dapo.cli import convert
 from dapo.config import Config, build_config
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS, OTHERS, TITLES, Peer, called_elsewhere
@@ -261,21 +262,46 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
         ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
-        (
-            "a.sh",
-            "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4\n",
-            "model is missing",
-        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_says_why(
     tmp_path: Path, name: str, text: str, error_text: str, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    code, _, err = run(capsys, "convert", str(tmp_path / name))
-    assert code == 2
+    code, out, err = run(capsys, "convert", str(tmp_path / name))
+    assert (code, out) == (2, "")
     assert error_text in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "error_text"),
+    [
+        (
+            "",
+            1,
+            "the converted configuration does not load yet: config:\n  option model is missing",
+        ),
+        ("$MORE", 1, "option model is missing"),
+        ("algorithm.adv_estimator=remax", 4, "no such algorithm here"),
+    ],
+)
+def test_a_configuration_that_does_not_load_is_printed_with_a_code_of_its_own(
+    tmp_path: Path, options: str, code: int, error_text: str, capsys: pytest.CaptureFixture[str]
+):
+    text = "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4 "
+    (tmp_path / "a.sh").write_text(text + options)
+    code_of_command, out, err = run(capsys, "convert", str(tmp_path / "a.sh"))
+    assert code_of_command == code
+    assert error_text in err
+    assert yaml.safe_load(out)["rollout"]["group_size"] == 4
+
+
+def test_the_page_has_each_exit_code():
+    page = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
+    section = page.partition("## `dapo convert`")[2].partition("\n## ")[0]
+    codes = [convert.SUCCESS, convert.FAULT, 2, convert.NOT_WHOLE, convert.NO_ALGORITHM]
+    assert [int(code) for code in re.findall(r"^\| (\d) \|", section, re.M)] == codes
 
 
 def test_a_script_cannot_make_the_reader_work_for_long(
@@ -310,7 +336,7 @@ def test_a_secret_of_the_environment_is_not_written(
 def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer, source: str):
     names = NAMES[peer][source]
     assert [name for name in names if not OTHERS[peer].rows_of(name)] == []
-    page = (ROOT / "docs" / f"from_{peer}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (
         len(names),
         source,
@@ -349,7 +375,7 @@ def test_all_options_of_another_system_are_answered_in_one_message_each_with_its
         "dapo convert FILE translates a file of them",
     ):
         assert answer in text
-    assert text.count("dapo show docs from_verl lists") == 1
+    assert text.count("dapo show docs coming_from shows a run of verl") == 1
 
 
 def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
@@ -422,7 +448,7 @@ def test_an_algorithm_without_a_counterpart_stops_above_the_configuration(
 ):
     (tmp_path / "a.sh").write_text(VERL + option)
     code, out, err = run(capsys, "convert", str(tmp_path / "a.sh"))
-    assert code == 2
+    assert code == 4
     assert f"no such algorithm here: {option} has no counterpart" in err
     assert f"#   {option}" in out.partition("\nmodel:")[0]
 
@@ -474,7 +500,7 @@ def test_a_batch_that_needs_several_processes_asks_for_their_number(
 ):
     (tmp_path / "a.py").write_text(BATCH.format(size=16, group=14))
     code, out, err = run(capsys, "convert", str(tmp_path / "a.py"))
-    assert (code, "prompts_per_step:" in out) == (2, False)
+    assert (code, "prompts_per_step:" in out) == (1, False)
     assert "dapo convert --processes N" in err
     code, out, err = run(capsys, "convert", str(tmp_path / "a.py"), "--processes", "7")
     assert (code, yaml.safe_load(out)["rollout"]["prompts_per_step"]) == (0, 8), err
@@ -490,7 +516,34 @@ def test_unsloth_raises_the_batch_to_the_group(tmp_path: Path, capsys: pytest.Ca
 def test_a_notebook_is_read_without_its_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    cells = [["!pip install trl\n", "import os"], ["%%bash\n", "ls"], BATCH.format(size=8, group=4)]
-    notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
+    cells = [
+        ["!pip install \\\n", "  trl\n", "import os"],
+        ["%%bash\n", "ls"],
+        BATCH.format(size=8, group=4),
+    ]
+    picture = {"data": {"image/png": "A" * 2 * convert.MAX_BYTES}}
+    notebook = {
+        "cells": [{"cell_type": "code", "source": cell, "outputs": [picture]} for cell in cells]
+    }
     config, _ = converted(tmp_path, "a.ipynb", json.dumps(notebook), capsys)
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (2, 4)
+
+
+def test_a_program_around_verl_is_converted_and_its_own_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    own = [f"rllm.option_{i}={i}" for i in range(20)]
+    _, out = converted(tmp_path, "a.sh", VERL + " ".join(own), capsys)
+    assert all(f"#   {option}" in out for option in own)
+    (tmp_path / "b.sh").write_text(f"run data.train_files=a data.seed=1 {' '.join(own)}")
+    code, _, err = run(capsys, "convert", str(tmp_path / "b.sh"))
+    assert (code, "has 2 options of verl" in err) == (2, True)
+
+
+def test_a_list_with_an_interpolation_is_known_only_to_the_other_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = "data: {train_files: ['${oc.env:NOBODY}/a']}\nactor_rollout_ref: {rollout: {n: 4}}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    code, out, _ = run(capsys, "convert", str(tmp_path / "a.yaml"))
+    assert (code, "data.train_files=" in out) == (1, True)

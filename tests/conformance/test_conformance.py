@@ -33,7 +33,7 @@ from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import Config, LossConfig, build_config
 from dapo.evaluation.scores import pass_at_k
 from dapo.policy.objective import gradient_terms, objective_gradient
-from dapo.training.samples import shaped_reward, with_advantages
+from dapo.sampling.samples import shaped_reward, with_advantages
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.paths import ROOT
 from helpers.tiny_policies import (

@@ -3,10 +3,13 @@ answer is text.
 """
 
 import json
-from datetime import date
+import math
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -15,11 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.api.in_memory_data import write_rows
+from dapo.config import RewardConfig
+from dapo.core.errors import DataError
 from dapo.data.prepare.write import write_problems
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import other_fields, problem_from_row
 from dapo.rewards.audit import audit_reward
 from dapo.rewards.combine import InlineJudge
+from dapo.rewards.pool import VerifierPool
+from dapo.rewards.verdicts import problem_of_frame, problem_to_frame, problem_to_json
 from dapo.rewards.verifiers.function import columns_of, function_verifier
 from dapo.runs.manifest import _fingerprint
 from dapo.types import Problem
@@ -122,12 +129,143 @@ def test_a_column_answer_beside_verls_ground_truth_keeps_its_own_value() -> None
     assert (columns["answer"], columns["ground_truth"]) == ("the essay", 5)
 
 
-def test_types_that_json_lacks_become_text_or_numbers_of_the_same_value() -> None:
-    values = {np.int64(5): 5, np.float32(0.5): 0.5, np.bool_(True): True, Decimal("1.50"): "1.50"}
-    values |= {
-        date(2026, 1, 2): "2026-01-02",
-        np.datetime64("2026-01-02", "ns"): "2026-01-02T00:00:00.000000000",
+TYPED = [
+    date(2026, 1, 2),
+    datetime(2026, 1, 2, 3, 4, 5, 6),
+    datetime(2026, 1, 2, tzinfo=UTC),
+    datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1),
+    datetime(2026, 1, 2, tzinfo=timezone(timedelta(hours=5, minutes=30))),
+    time(3, 4, 5),
+    timedelta(days=-1, microseconds=7),
+    Decimal("1.50"),
+    Decimal("1E+3"),
+    Decimal("NaN"),
+    UUID(int=7),
+    math.inf,
+    -math.inf,
+    [Decimal("0.1"), {"day": date(2026, 1, 2)}],
+    {"__dapo_type__": "date", "value": "2026-01-02"},  # a mapping of the data that looks like ours
+    {"__dapo_type__": 1, "x": [{"__dapo_type__": Decimal(2)}]},
+]
+"""Values that JSON lacks, or would take for one."""
+SINGLE = [value for value in TYPED if not isinstance(value, dict | list) and str(value) != "NaN"]
+
+
+@pytest.mark.parametrize("source", ["rows in memory", "pandas"])
+def test_values_that_json_lacks_keep_their_types_in_python_rows(
+    source: str, tmp_path: Path
+) -> None:
+    for value in TYPED:
+        for name in ("x", "answer", "ground_truth"):
+            file = tmp_path / "x.jsonl"
+            COLUMN_SETS[source](file, [{"prompt": "2+3?", name: value}])
+            (problem,) = load_problems(str(file), require_answer=False)
+            assert same(received(problem, name), value), value
+
+
+@pytest.mark.parametrize("value", SINGLE, ids=repr)
+def test_values_that_json_lacks_keep_their_types_in_parquet(value: Any, tmp_path: Path) -> None:
+    try:
+        table = pa.Table.from_pylist([{"prompt": "q", "x": value}])
+    except pa.ArrowException:
+        pytest.skip(f"this pyarrow has no {type(value).__name__}")
+    pq.write_table(table, tmp_path / "x.parquet")
+    texts: dict[str, str] = {}
+    (problem,) = load_problems(str(tmp_path / "x.parquet"), require_answer=False, texts=texts)
+    found = received(problem, "x")
+    assert type(found) is type(value)
+    assert found == value
+    assert texts == {}
+
+
+@pytest.mark.parametrize("value", SINGLE, ids=repr)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_written_data_set_keeps_them_or_says_that_it_cannot(
+    value: Any, suffix: str, tmp_path: Path
+) -> None:
+    first = problem_from_row({"prompt": "q", "answer": "1", "x": value}, where="r", source="t")
+    file = tmp_path / f"x{suffix}"
+    if suffix == ".parquet" and isinstance(value, UUID):
+        try:
+            pa.array([value])
+        except pa.ArrowException:
+            with pytest.raises(DataError, match=r"write \.jsonl instead"):
+                write_problems(file, [first])
+            return
+    write_problems(file, [first])
+    (problem,) = load_problems(str(file))
+    assert type(problem.fields["x"]) is type(value)
+    assert problem.fields["x"] == value
+
+
+def test_a_value_of_a_judge_in_another_process_is_the_same_and_a_servers_is_text() -> None:
+    problem = Problem("1", "q", "5", "s", {"values": TYPED, "tools": []})
+    message = json.loads(json.dumps(problem_to_frame(problem)))
+    assert same(problem_of_frame(message), problem)
+    plain = Problem("1", "q", "5", "s", {"level": 3})
+    assert problem_to_frame(plain)["typed"] is False
+    assert same(problem_of_frame(problem_to_frame(plain)), plain)
+    texts = problem_to_json(problem)["fields"]["values"]
+    assert texts[:2] == ["2026-01-02", "2026-01-02T03:04:05.000006"]
+    assert texts[7:9] == ["1.50", "1E+3"]
+    assert json.dumps(texts, allow_nan=False)
+
+
+def test_a_function_in_a_worker_process_gets_the_type() -> None:
+    reward = RewardConfig(verifier="helpers.reward_functions:names_types", workers=1, timeout_s=20)
+    problem = Problem("1", "q", "5", "s", {"day": date(2026, 1, 2), "price": Decimal("1.50")})
+    with VerifierPool(reward) as pool:
+        (verdict,) = pool.submit(problem, ["date 2026-01-02 Decimal 1.50"], [()]).result(60)
+    assert verdict.error is None
+    assert verdict.score == 1.0
+
+
+def test_a_type_that_is_not_kept_is_named(tmp_path: Path, capsys: Any) -> None:
+    nanoseconds = np.datetime64("2026-01-02T00:00:00.000000001", "ns")
+    rows = {
+        "fine": pd.Timestamp("2026-01-02T00:00:00.000000001"),
+        "array": np.array([nanoseconds]),
+        "keys": {1: "a"},
+        "whole": np.datetime64("2026-01-02", "ns"),
+        "day": np.datetime64("2026-01-02"),
+        "missing": pd.NaT,
     }
+    write_rows(tmp_path / "x.jsonl", [{"prompt": "q", "answer": "1", **rows}])
+    captured = capsys.readouterr()
+    printed = " ".join((captured.out + captured.err).split())
+    columns = "fine (Timestamp), array (datetime64), keys (key of type int)"
+    assert f"this type is not kept, so functions get it as text in the column {columns}" in printed
+    (problem,) = load_problems(str(tmp_path / "x.jsonl"))
+    assert problem.fields == {
+        "fine": "2026-01-02T00:00:00.000000001",
+        "array": ["2026-01-02T00:00:00.000000001"],
+        "keys": {"1": "a"},
+        "whole": datetime(2026, 1, 2),
+        "day": date(2026, 1, 2),
+        "missing": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [
+        ('{"__dapo_type__": "set", "value": []}', "must be one of date, datetime, .*, got 'set'"),
+        ('{"__dapo_type__": "date", "value": "tomorrow"}', "'tomorrow' is no date"),
+        ('{"__dapo_type__": "date"}', "None is no date"),
+        ('{"__dapo_type__": "Decimal", "value": "x"}', "'x' is no Decimal"),
+    ],
+)
+def test_a_mark_that_is_none_of_ours_is_an_error_with_its_line(
+    mark: str, reason: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(f'{{"prompt": "q", "answer": "1", "x": {mark}}}\n')
+    with pytest.raises(DataError, match=rf"x\.jsonl, line 1: .*{reason}"):
+        load_problems(str(file))
+
+
+def test_numbers_of_numpy_become_numbers_of_the_same_value() -> None:
+    values = {np.int64(5): 5, np.float32(0.5): 0.5, np.bool_(True): True}
     for value, expected in values.items():
         problem = problem_from_row(
             {"prompt": "q", "answer": "1", "x": value}, where="row 1", source="t"
@@ -149,6 +287,12 @@ def test_the_checksum_of_the_data_does_not_depend_on_the_type_of_the_answer() ->
         assert _fingerprint([new]) == _fingerprint([old]), answer
     other = Problem("1", "q", "5", "s", {"answer": "another column", "level": 3})
     assert _fingerprint([other]) != _fingerprint([old])
+    # as versions recorded it that read them as text
+    typed = {"day": datetime(2026, 1, 2), "price": Decimal("1.50"), "most": math.inf}
+    texts = {"day": "2026-01-02T00:00:00", "price": "1.50", "most": "inf"}
+    assert _fingerprint([Problem("1", "q", "5", "s", typed)]) == _fingerprint(
+        [Problem("1", "q", "5", "s", texts)]
+    )
     assert other_fields(other) == other.fields
 
 

@@ -52,7 +52,7 @@ def test_parquet_and_json_lines_give_equal_problems(tmp_path):
     assert load_problems(str(tmp_path / "x.parquet")) == load_problems(str(tmp_path / "x.jsonl"))
 
 
-def test_parquet_times_become_text(tmp_path):
+def test_parquet_times_are_times(tmp_path):
     table = pa.table(
         {
             "prompt": ["q"],
@@ -65,7 +65,7 @@ def test_parquet_times_become_text(tmp_path):
     (problem,) = load_problems(str(tmp_path / "x.parquet"))
     assert (problem.answer, problem.fields) == (
         "2",
-        {"answer": 2.0, "when": "2024-05-06T07:00:00", "none": None},
+        {"answer": 2.0, "when": datetime(2024, 5, 6, 7), "none": None},
     )
 
 

@@ -11,7 +11,7 @@ from dapo.core.errors import DataError
 from dapo.data.problems import load_problems
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.build import evaluation_plan
+from dapo.start.build import evaluation_plan
 from helpers.tiny_runs import logged_names, tiny
 
 MIX = {

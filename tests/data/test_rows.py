@@ -10,6 +10,7 @@ import pytest
 from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
 from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
+from dapo.rewards.verdicts import problem_to_json
 
 USER = {"role": "user", "content": "1+1?"}
 
@@ -135,7 +136,7 @@ def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text
 
 
-def test_fields_are_json_values():
+def test_fields_are_values_of_their_own_types_and_json_has_their_texts():
     row = {
         "nan": math.nan,
         "inf": math.inf,
@@ -147,7 +148,9 @@ def test_fields_are_json_values():
         "pairs": (("a", 1), ("b", None)),
         "flag": True,
     }
-    assert read({"prompt": "q", "answer": "a", **row}).fields == {
+    problem = read({"prompt": "q", "answer": "a", **row})
+    assert problem.fields == row | {"nan": None, "pairs": [["a", 1], ["b", None]]}
+    assert problem_to_json(problem)["fields"] == {
         "nan": None,
         "inf": "inf",
         "when": "2024-05-06T07:08:00+00:00",

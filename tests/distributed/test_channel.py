@@ -48,13 +48,10 @@ def no_large_files() -> Iterator[None]:
 
 def test_buffers_arrive_byte_by_byte_and_large_ones_read_only_in_shared_memory() -> None:
     here, there = channels()
-    message = (
-        "call",
-        (7, Buffers.of(LARGE), Buffers.of(SMALL), Buffers(()), Buffers.of(LARGE[-1:])),
-        {"a": 1},
-    )
-    name, (number, large, small, nothing, last), options = sent(here, there, message)
+    message = ("call", (7, Buffers.of(LARGE), Buffers(()), Buffers.of(LARGE[-1:])), {"a": 1})
+    name, (number, large, nothing, last), options = sent(here, there, message)
     assert (name, number, nothing, options) == ("call", 7, Buffers(()), {"a": 1})
+    (small,) = sent(here, there, (Buffers.of(SMALL),))
     for found, rows, is_shared in (
         (large, LARGE, True),
         (small, SMALL, False),

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from benchmarks.scripted_engine import cut
-from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluate_model
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.train import start_run
 from dapo.config import Config
@@ -29,6 +28,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.libs.cpu_kernels import is_compiled
 from dapo.policy.builtin_models import TINY_VOCABULARY
+from dapo.start.evaluate import EvalRequest, evaluate_model
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import VOCABULARY, keyed_script

@@ -27,7 +27,8 @@ from dapo.policy.fsdp.policy import shard
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import rows_of_rank
 from dapo.policy.model import load_meta_model, load_model
-from dapo.training.assemble.inputs import device_for_inputs, read_model
+from dapo.start.read import read_model
+from dapo.start.resolve import device_for_inputs
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY
 from helpers.tiny_models import tiny_model
@@ -167,7 +168,7 @@ def test_the_controller_holds_none_of_the_models_65_gb(config: Config) -> None:
     load_model("tiny-random", dtype=torch.float32).tokenizer.save_pretrained(folder)
     (folder / "model.safetensors").rename(folder / "unread.safetensors")
     before = peak_memory()
-    loaded = read_model(config, device_for_inputs(config, training=True))
+    loaded = read_model(config.model, config.train, device_for_inputs(config, training=True))
     assert peak_memory() - before < GIB / 2
     assert all(weight.is_meta for weight in loaded.model.parameters())
     assert loaded.model.num_parameters() == PARAMETERS

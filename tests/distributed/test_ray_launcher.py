@@ -41,8 +41,8 @@ from dapo.distributed.weight_files import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
-from dapo.training.assemble import resolve
-from dapo.training.assemble.resolve import ComputeDevice, resolve_auto
+from dapo.start import resolve
+from dapo.start.resolve import ComputeDevice, resolve_auto
 from dapo.training.train import train
 from dapo.types import Generation
 from helpers.launchers import LightLauncher, engine_spec

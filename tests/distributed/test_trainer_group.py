@@ -24,7 +24,7 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
-from dapo.training.assemble.inputs import device_for_inputs
+from dapo.start.resolve import device_for_inputs
 from dapo.training.train import train
 from helpers.forked_workers import STARTED
 from helpers.processes import is_alive

@@ -2,19 +2,22 @@
 trained on.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, nan
 
+import numpy as np
 import pytest
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.errors import EngineError
-from dapo.engines.checked import CheckedEngine
+from dapo.engines.checked import CheckedEngine, with_arrays
 from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.training.rollout import Batch, Sampling, collect
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.queue import Batch
 from dapo.types import Generation, GenerationRequest, Problem
 from helpers.fake_engines import FaultyEngine
 from helpers.fake_rollout import (
@@ -266,6 +269,24 @@ def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
 
 def test_a_correct_engine_passes_unchanged_and_ids_may_recur_in_another_step():
     checked = CheckedEngine(ScriptedEngine(random_script), vocabulary=VOCABULARY)
-    plain = collected(ScriptedEngine(random_script))
-    assert collected(checked).groups == plain.groups
-    assert collected(checked).groups == plain.groups
+    plain = [
+        replace(group, generations=tuple(map(with_arrays, group.generations)))
+        for group in collected(ScriptedEngine(random_script)).groups
+    ]
+    assert list(collected(checked).groups) == plain
+    assert list(collected(checked).groups) == plain
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "typecode"), [((-0.5, -0.25), "f"), ([-0.1, -0.25], "d"), ((), "f")]
+)
+def test_the_numbers_of_an_answer_become_arrays_that_change_none_of_them(
+    logprobs: Sequence[float], typecode: str
+):
+    tokens = tuple(range(len(logprobs)))
+    for ids in (tokens, list(tokens), np.array(tokens, np.int64), array("i", tokens)):
+        for scores in (logprobs, np.array(logprobs), array("d", logprobs)):
+            found = with_arrays(Generation("1/0/0", ids, scores, "stop", 3))
+            assert (found.token_ids, found.logprobs) == (array("i", tokens), array("d", logprobs))
+            assert (found.token_ids.typecode, found.logprobs.typecode) == ("i", typecode)
+            assert with_arrays(found) == found

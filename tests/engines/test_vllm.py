@@ -90,7 +90,7 @@ def largest_gap(
 
 
 def log_gap(what: str, gap: float) -> float:
-    """Shown with `make test-vllm ARGS=-s`; docs/gpu_server.md has the figures."""
+    """Shown with `make test-vllm ARGS=-s`; docs/lab/performance.md has the figures."""
     print(f"\n{what}: largest difference of a log-probability {gap:.1e}")
     return gap
 

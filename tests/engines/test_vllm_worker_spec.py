@@ -40,7 +40,7 @@ def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_writ
 ) -> None:
     message = (
         r"needs the Python package vllm.*pip install vllm.*dapo show docs"
-        r" gpu_server.*rollout\.vllm\.python"
+        r" machines.*rollout\.vllm\.python"
     )
     with pytest.raises(ConfigError, match=message):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
@@ -77,7 +77,7 @@ def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(
 ) -> None:
     use_vllm(monkeypatch, None, finds_a_device=False)
     with pytest.raises(
-        EngineError, match=r"not built for any device .*nvidia-smi.*dapo show docs gpu_server"
+        EngineError, match=r"not built for any device .*nvidia-smi.*dapo show docs machines"
     ):
         open_vllm_engine(vllm_options(tiny()))
 
@@ -271,7 +271,7 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.engine_pool, dapo.distributed.worker_main,"
+        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main,"
         " dapo.distributed.weight_files;import"
         " dapo.engines.vllm.start;print(*{name.partition('.')[0] for name in sys.modules})"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
-from dapo.training.samples import with_advantages
+from dapo.sampling.samples import with_advantages
 from dapo.types import Episode, Generation, Group, Problem, Verdict
 from helpers.paths import CONFIGS
 

@@ -79,15 +79,25 @@ def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once(
         PROBLEM,
         prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say."}],
     )
-    for known, problem, expected in [
-        (moving, briefed, 1),
-        (moving, PROBLEM, 0),
-        (TOKENIZER, briefed, 0),
+    for known, problem, letter, expected in [
+        (moving, briefed, "b", "is not what the chat template of mistral writes for its messages"),
+        # the template writes a space before an answer, which this policy does not
+        (
+            moving,
+            PROBLEM,
+            "b",
+            "has the text that the chat template of mistral writes for its messages, with other"
+            " white space, in turn 1",
+        ),
+        # the header's newline and this letter are one token of the tokenizer
+        (TOKENIZER, briefed, "a", "in other tokens, before turn 1: '\\na' is the tokens"),
+        (TOKENIZER, briefed, "b", None),
     ]:
         renderer = TurnRenderer(known, DataConfig(train="builtin:sums"))
         warnings = list[str]()
         end = known.convert_tokens_to_ids("</s>" if known is moving else "<|im_end|>")
-        inner = ScriptedEngine(lambda request, end=end: ([LETTERS[0], end], "stop"))
+        turn = [LETTERS["abcdefgh".index(letter)], end]
+        inner = ScriptedEngine(lambda request, turn=turn: (turn, "stop"))
         pool = LocalPool(Echo)
         engine = EpisodeEngine(
             CheckedEngine(inner, vocabulary=len(TOKENIZER)),
@@ -102,9 +112,34 @@ def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once(
             engine,
             [GenerationRequest(n, prompt, 64, 1.0, 1.0, 1, (end,), problem=problem) for n in "abc"],
         )
+        assert len(warnings) == (expected is not None)
+        assert (expected or "") in "".join(warnings)
+
+
+def test_an_episode_of_equal_text_in_other_tokens_is_named_once():
+    renderer = TurnRenderer(TOKENIZER, DataConfig(train="builtin:sums"))
+    (merged,) = TOKENIZER("use", add_special_tokens=False)["input_ids"]
+    pieces = [i for c in "use" for i in TOKENIZER(c, add_special_tokens=False)["input_ids"]]
+    for turn, expected in (([merged], 0), (pieces, 1)):
+        warnings = list[str]()
+        inner = ScriptedEngine(lambda request, turn=turn: ([*turn, END], "stop"))
+        pool = LocalPool(Echo)
+        engine = EpisodeEngine(
+            CheckedEngine(inner, vocabulary=len(TOKENIZER)),
+            pool,  # type: ignore[arg-type]
+            renderer,
+            EnvironmentConfig(name="helpers.environments:Echo"),
+            starts=EpisodeStarts(pool, seed=5),  # type: ignore[arg-type]
+            warn=warnings.append,
+        )
+        play(engine, [request(label) for label in "abc"])
         assert len(warnings) == expected
         if expected:
-            assert "is not what the chat template of mistral writes for its messages" in warnings[0]
+            assert "has the text that the chat template of chatml writes" in warnings[0]
+            assert (
+                f"in other tokens, in turn 1, as the policy sampled it: 'use' is the tokens [{merged}]"
+                in warnings[0]
+            )
 
 
 def play(

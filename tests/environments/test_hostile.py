@@ -17,7 +17,7 @@ from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import ConfigError
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.starts import environment_seed
-from dapo.rewards.workers.output import VerifierOutput
+from dapo.processes.output import WorkerOutput
 from dapo.runs.rollout_table import read_rollouts
 from dapo.types import Problem
 from helpers.environments import PROBLEM, open_pool
@@ -224,7 +224,7 @@ def test_a_constructor_that_fails_is_refused_in_a_sentence(how: str, reason: str
             config,
             memory_gib=0.3,
             startup_s=4.0 if how == "loop" else 60.0,
-            output=VerifierOutput(),
+            output=WorkerOutput(),
         )
     assert str(refused.value).startswith(f"environment.name={name}: {reason}")
 

@@ -5,11 +5,15 @@ rebuilt.
 import os
 import signal
 import sys
+from datetime import date
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from dapo.core.errors import ConfigError
+from dapo.types import Problem
 from helpers.environments import PROBLEM, open_pool
 
 pytestmark = pytest.mark.skipif(
@@ -31,6 +35,17 @@ def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_call
             found.append(first.step(str(i)).result(60)["observation"])
         assert found == expected
         assert second.step("last").result(60)["observation"] != expected[-1]
+
+
+def test_an_environment_gets_the_columns_with_their_types_also_when_it_is_rebuilt():
+    columns = {"day": date(2026, 1, 2), "price": Decimal("1.50"), "key": UUID(int=7)}
+    problem = Problem("1", "q", "5", "s", columns)
+    expected = f"date 2026-01-02, Decimal 1.50, UUID {UUID(int=7)}"
+    with open_pool("helpers.environments:NamesTypes") as pool:
+        episode = pool.open(problem, 7)
+        assert episode.reset.result(60)["prompt"] == expected
+        os.kill(pool.worker_pids[0], signal.SIGKILL)
+        assert episode.step("x").result(60)["done"]  # its reset was repeated, and is the same
 
 
 def test_two_episodes_in_one_process_do_not_share_the_global_random_state():

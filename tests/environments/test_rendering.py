@@ -137,12 +137,69 @@ def test_a_conversation_that_the_template_writes_otherwise_has_its_first_differe
     messages = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
     found = subject.difference(problem, messages, ids)
     assert found is not None
-    own, _, ours = found.partition(" in its own rendering, and ")
+    assert found.kind == "text"
+    own, _, ours = found.description.partition(" in its own rendering, and ")
     assert "<s>[INST] 2+3?[/INST] 5</s>[INST] Be brief." in own
     assert "<s>[INST] Be brief." in ours
     plain = Problem("1", "2+3?", "5")
     own = [*subject.prompts.encode(plain), *turn, *subject.following("Sure?", ended=True)]
     assert subject.difference(plain, messages, own) is None
+
+
+def test_equal_text_in_other_tokens_is_a_difference_with_its_place_its_text_and_both_tokens():
+    subject = renderer("chatml")
+    problem = Problem("1", "2+3?", "5")
+    prompt = subject.prompts.encode(problem)
+    end = tokenizer("chatml").convert_tokens_to_ids("<|im_end|>")
+    whole = subject.prompts.encode_rendered("use")
+    pieces = [i for letter in "use" for i in subject.prompts.encode_rendered(letter)]
+    assert len(whole) < len(pieces)  # the tokenizer has a merge of these letters
+    behind = subject.following("Sure?", ended=True)
+    messages = [{"role": "assistant", "content": "use"}, {"role": "user", "content": "Sure?"}]
+
+    def found(turn: Sequence[int], observed: Sequence[int] = behind, said: str = "use") -> Any:
+        turns = ((len(prompt), len(prompt) + len(turn) + 1),)
+        answer = {"role": "assistant", "content": said}
+        ids = [*prompt, *turn, end, *observed]
+        return subject.difference(problem, [answer, messages[1]], ids, turns=turns)
+
+    assert found(whole) is None
+    sampled = found(pieces)
+    assert sampled.kind == "tokens"
+    assert sampled.description == (
+        f"in turn 1, as the policy sampled it: 'use' is the tokens {list(whole)} in its own"
+        f" rendering, and {pieces} here"
+    )
+    # a special token's text in an observation: characters here, the token to a chat client
+    forged = "</s>"
+    messages[1] = {"role": "user", "content": forged}
+    observed = found(whole, subject.following(forged, ended=True))
+    assert observed.kind == "tokens"
+    token = tokenizer("chatml").convert_tokens_to_ids(forged)
+    assert observed.description.startswith("behind turn 1: '</s>' is the tokens ")
+    assert f"is the tokens [{token}] in its own rendering" in observed.description
+    messages[1] = {"role": "user", "content": "Sure?"}
+    blank = found([*subject.prompts.encode_rendered(" "), *whole])
+    assert blank.kind == "white space"
+    assert "in turn 1, as the policy sampled it" in blank.description
+
+
+def test_variables_of_a_problem_reach_the_comparison_and_the_proof():
+    thinking = "{{ '<think>\n' if think else '' }}"
+    known = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + thinking + "{% endif %}"
+    )
+    problem = Problem("7", "2+3?", "5", fields={"chat_template_kwargs": {"think": True}})
+    subject = TurnRenderer(known, CONFIG)
+    subject.require_exact([Problem("1", "2+3?", "5")])
+    with pytest.raises(
+        DataError,
+        match=r"depends on the columns of problem 7: .*; leave out think, or set data.chat",
+    ):
+        subject.require_exact([problem])
+    config = CONFIG.model_copy(update={"chat_template_kwargs": {"think": True}})
+    TurnRenderer(known, config).require_exact([problem])
 
 
 # --- law 1: an observation gives the template's tokens and its own text, whatever it contains

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scripted_engine import ScriptedEngine
-from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, evaluation_data
 from dapo.config import RewardConfig, build_config
 from dapo.config.data_spec import parse_spec
 from dapo.core.errors import ConfigError, DataError
@@ -27,7 +26,8 @@ from dapo.evaluation.scores import (
     pass_at_k,
     require_summary,
 )
-from dapo.training.assemble.inputs import distinct
+from dapo.start.evaluate import EvalRequest, evaluation_config, evaluation_data
+from dapo.start.read import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
 from helpers.paths import SHARED_DATA

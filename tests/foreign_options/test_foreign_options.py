@@ -2,6 +2,7 @@
 unknown.
 """
 
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from dapo.libs.foreign_options import (
     compute,
     read_script,
     read_shell,
-    translated,
+    translate_value,
 )
 
 
@@ -38,6 +39,12 @@ from dapo.libs.foreign_options import (
         ("export HOME_OF=/x\nrun a.b=$HOME_OF/y", "/x/y"),
         ("run a.b=$FROM_OUTSIDE", "here"),
         ("run a.b=$(date +%s)", Unknown("$(date +%s)")),
+        ("n=2\nrun a.b=$(expr $n + 3 \\* 4)", 14),
+        ("run a.b=$(expr $nobody + 3)", Unknown("$(expr $nobody + 3)")),
+        ("run a.b=$(basename /x/y.txt .txt)", "y"),
+        ("M=org/name/\nrun a.b=$(basename $M)-$(dirname /x/y)", "name-/x"),
+        (r"run 'a.b={x:1,y\{*\}:{}}'", r"{x:1,y\{*\}:{}}"),
+        ("run a.b={x:1,y:[{z:2}]}", {"x": 1, "y": [{"z": 2}]}),
         ("run a.b=$nobody", Unknown("$nobody")),
         ("run a.b=$((9 ** 9 ** 9))", Unknown("$((9 ** 9 ** 9))")),
     ],
@@ -104,9 +111,9 @@ def test_the_row_of_a_value_holds_before_that_of_the_option():
         Counterpart("mode=Fast", ("speed=on", "level=2"), "", converted=False, formula=""),
         Counterpart("mode", ("name",), "", converted=False, formula=""),
     ]
-    assert translated(rows, "fast", {}) == (rows[0], {"speed": "on", "level": 2})
-    assert translated(rows, "slow", {}) == (rows[1], {"name": "slow"})
-    assert translated(rows[:1], "slow", {}) == (None, {})
+    assert translate_value(rows, "fast", {}) == (rows[0], {"speed": "on", "level": 2})
+    assert translate_value(rows, "slow", {}) == (rows[1], {"name": "slow"})
+    assert translate_value(rows[:1], "slow", {}) == (None, {})
 
 
 TRAINED = "\nGRPOTrainer(model='m', args=args, train_dataset='d', reward_funcs='r').train()\n"
@@ -175,6 +182,36 @@ def test_a_value_that_is_set_in_a_branch_which_may_not_be_taken_is_unknown():
     assert found.options["beta"] == Unknown("2 (line 3, in a branch)")
 
 
+def test_the_cells_of_a_marimo_notebook_share_their_names():
+    cells = """
+app = marimo.App()
+
+@app.cell
+def _():
+    args = GRPOConfig(beta=0.1)
+    return (args,)
+
+@app.cell(hide_code=True)
+def _(args):
+    args.seed = 3
+    return
+"""
+    reading = read_script(cells + TRAINED, "mine")
+    assert (reading.options["beta"], reading.options["seed"]) == (0.1, 3)
+    assert reading.unread == []
+    assert reading.assumed == []
+
+
+def test_an_fstring_that_only_a_newer_python_parses_is_named_and_the_rest_is_read():
+    newer = 'text = (\n    f"{row["question"]} of all"\n)\nargs = GRPOConfig(beta=0.1)'
+    reading = read_script(newer + TRAINED, "mine")
+    assert reading.options["beta"] == 0.1
+    is_parsed = sys.version_info >= (3, 12)
+    assert reading.unread == ([] if is_parsed else ['line 2: f"{row["question"]} of all"'])
+    with pytest.raises(SyntaxError):
+        read_script(f"{newer})", "mine")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -196,6 +233,8 @@ def test_a_value_that_is_set_in_a_branch_which_may_not_be_taken_is_unknown():
             " tee log"
         ),
         "B=1\nwhile [ $# -gt 0 ]; do B=$2; shift; done\nrun a.b=$((B * 5))",
+        'B=5\nsrun --nodes=2 bash -c "export X=1; run a.b=$B"',
+        "docker exec -it box /bin/bash -lc 'run a.b=5' 2>&1",
     ],
 )
 def test_an_option_of_a_shell_script_arrives_however_it_is_passed(text: str):
@@ -218,6 +257,24 @@ def test_an_option_of_a_shell_script_arrives_however_it_is_passed(text: str):
 )
 def test_a_word_of_a_command_that_may_set_any_option_is_named(text: str, named: str):
     assert read_shell(text, {})[-1].unread == [named]
+
+
+def test_each_option_behind_a_line_that_ends_too_early_is_named():
+    text = "run a.b=1 \\  # the blank ends the line\n  c.d=2 e.f=3 \\\n  --g.h"
+    assert read_shell(text, {})[-1].unread == [
+        "line 2: c.d=2 stands outside of a command",
+        "line 2: e.f=3 stands outside of a command",
+    ]
+
+
+def test_the_home_directory_stands_at_the_begin_of_an_unquoted_word():
+    text = "run --there ~/x --quoted '~/x' a.b=~/x"
+    assert read_shell(text, {"HOME": "/h"})[0].options == {
+        "there": "/h/x",
+        "quoted": "~/x",
+        "a.b": "~/x",
+    }
+    assert read_shell(text, {})[0].options["there"] == "~/x"
 
 
 def test_a_variable_that_differs_between_branches_is_unknown_with_both_values():

@@ -11,18 +11,17 @@ from pathlib import Path
 
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
-from dapo.rewards.combine import InlineJudge
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import asynchronous
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.build import build
+from dapo.start.check import open_audit, open_environment
+from dapo.start.read import Inputs
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
-from helpers.tiny_runs import tiny
+from dapo.training.train import train
+from helpers.tiny_runs import inputs_of, tiny
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
 
@@ -35,19 +34,20 @@ def run_or_resume(
     path: Path, config: Config, *, change: Callable[[Run], None] = lambda training_run: None
 ) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
-    config = resolve_auto(config)
-    inputs = read_inputs(
-        config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
-    )
-    config = resolve_engine(config, inputs.loaded.model)
+    with open_audit(config) as audit, open_environment(config) as environment:
+        inputs = inputs_of(config.changed("rollout", engines=0), audit, environment)
+        return _run_or_resume(path, inputs, config.rollout.engines, change)
+
+
+def _run_or_resume(
+    path: Path, inputs: Inputs, engines: int, change: Callable[[Run], None]
+) -> TrainState:
+    config = inputs.config.changed("rollout", engines=engines)
     run = (
         RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     )
-    in_process = config.model_copy(
-        update={"rollout": config.rollout.model_copy(update={"engines": 0})}
-    )
     display = ProgressDisplay(config.train.num_steps)
-    with run.lock(), InlineJudge(config.reward.verifier, options=config.reward.options) as judge:
+    with run.lock():
         run.checkpoints.clear_leftovers()
         checkpoint = run.checkpoints.latest(warn=print)
         if checkpoint is None:
@@ -57,7 +57,7 @@ def run_or_resume(
             run.checkpoints.drop_old(step_of(checkpoint), config.train.keep_checkpoints)
         with (
             signals_as_requests() as request,
-            build_run(in_process, inputs, judge, run, display, first_step=1) as training_run,  # type: ignore[arg-type]
+            build(inputs, run, display, first_step=1) as training_run,
         ):
             training_run.stop = request
             training_run.config = config
@@ -65,7 +65,7 @@ def run_or_resume(
             if checkpoint:
                 restore(training_run, checkpoint)
             try:
-                asynchronous.train(training_run)
+                train(training_run)
             finally:
                 training_run.tracker.close()
     return training_run.state

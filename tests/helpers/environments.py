@@ -12,7 +12,7 @@ from typing import Any
 from dapo.config.environment import EnvironmentConfig
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.environments.pool import EnvironmentPool
-from dapo.rewards.workers.output import VerifierOutput
+from dapo.processes.output import WorkerOutput
 from dapo.types import Problem
 
 PROBLEM = Problem("1", "Q", "A", fields={"digits": [1, 2]})
@@ -20,7 +20,7 @@ PROBLEM = Problem("1", "Q", "A", fields={"digits": [1, 2]})
 
 def open_pool(name: str, *, memory_gib: float = 1.0, **options: Any) -> EnvironmentPool:
     config = EnvironmentConfig(name=name, **{"workers": 1, "timeout_s": 30.0, **options})
-    return EnvironmentPool(config, memory_gib=memory_gib, output=VerifierOutput())
+    return EnvironmentPool(config, memory_gib=memory_gib, output=WorkerOutput())
 
 
 class Echo:
@@ -45,6 +45,16 @@ class Echo:
 
     def end(self) -> StepResult:
         return StepResult(reward=-0.5, done=True, correct=False)
+
+
+class NamesTypes:
+    """Begins with the types and texts of the problem's columns."""
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        return ", ".join(f"{type(value).__name__} {value}" for value in problem.fields.values())
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(done=True)
 
 
 class Dice:

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.scripted_engine import Script, ScriptedEngine
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.distributed.engine_pool import EngineWorker
+from dapo.distributed.engine_worker import EngineWorker
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.types import Finish, Generation, GenerationRequest
 

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.training.rollout import DynamicSampler, SamplingPlan
+from dapo.sampling.batch import SamplingPlan
+from dapo.sampling.dynamic_sampling import DynamicSampler
 from dapo.types import GenerationRequest, Problem, Verdict
 
 RIGHT = 1

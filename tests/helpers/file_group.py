@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.errors import EngineError
+from dapo.engines.engine import Capabilities
 
 WAIT_S = 2.0
 
@@ -65,6 +66,10 @@ class ReceivingEngine(ScriptedEngine):
         self._processes = processes
         self._fault = fault
         self.checksum = self.how = self._received = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(receiver=self)
 
     def load_weights(self, weights: Any, version: int) -> None:
         super().load_weights(weights, version)

@@ -1,13 +1,15 @@
-"""Worker processes of `launcher: local` as forks of one process, which has imported torch once.
+"""Worker processes as forks of processes that have imported their modules once.
 
-They are processes of their own as ever: session, log, environment, socket, exit status. What a fork
-skips is the start of Python, which test_local_launcher.py and the runs of whole commands keep.
+They are processes of their own as ever: session, output, environment, descriptors, exit status.
+What a fork skips is the start of Python, which test_local_launcher.py, test_verifier_pool.py,
+environments/test_pool.py and the runs of whole commands keep.
 """
 
 import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -17,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,20 +28,32 @@ from unittest.mock import patch
 import dapo
 from helpers.paths import ROOT, TESTS
 
-IMPORTED_ONCE = (
-    "dapo.distributed.worker_main",
-    "dapo.distributed.engine_specs",
-    "dapo.distributed.trainer_worker",
-    "dapo.engines.native.engine",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.starcoder2.modeling_starcoder2",
-)
+USER_CODE = ("dapo.rewards.worker", "dapo.environments.worker")
+"""Modules of workers that import no torch: their memory is limited."""
+IMPORTED_ONCE = {
+    "light": (*USER_CODE, "dapo.libs.strict_math", "dapo.config"),
+    "heavy": (
+        "dapo.distributed.worker_main",
+        "dapo.distributed.engine_specs",
+        "dapo.distributed.trainer_worker",
+        "dapo.engines.native.engine",
+        "transformers.models.llama.modeling_llama",
+        "transformers.models.starcoder2.modeling_starcoder2",
+    ),
+}
 PYTHONPATH = (str(Path(dapo.__file__).parents[1]), str(TESTS), str(ROOT))
+# what a pool sets before Python starts
+VARIABLES = {
+    "PYTHONPATH": os.pathsep.join(PYTHONPATH),
+    "PYTHONHASHSEED": "0",
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+}
 REQUEST_BYTES = 2**17
 """The longest request: an environment, mostly."""
+MAX_FILES = 5
 NUMBER = struct.Struct("q")
 STARTED: list[int] = []
-"""The process ids of all workers that were forked for this process."""
+"""The process ids of all workers of a launcher `local` that were forked for this process."""
 
 
 class ForkedProcess:
@@ -67,9 +81,13 @@ class ForkedProcess:
                 os.close(self._news)
             return self._exit_code
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ends
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     @staticmethod
     def _number(news: int) -> int:
@@ -77,84 +95,105 @@ class ForkedProcess:
         return int(number)
 
 
-class WorkerForks:
-    """The process that forks, which the first start starts; it ends with this one."""
+class ForkServer:
+    """A process that forks workers; it ends with this one."""
 
-    _connection: socket.socket | None = None
-
-    def _open(self) -> socket.socket:
-        theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, kind: str) -> None:
+        theirs, self._connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "helpers.forked_workers", str(theirs.fileno())],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(PYTHONPATH)},
+                [sys.executable, "-P", "-m", "helpers.forked_workers", kind, str(theirs.fileno())],
+                env=os.environ | VARIABLES,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        return ours
 
-    def start(self, command: Sequence[str], **options: Any) -> "ForkedProcess | subprocess.Popen":
-        """Stand in for `subprocess.Popen` in `dapo.distributed.local`."""
-        if command[0] != sys.executable:  # another interpreter
-            return subprocess.Popen(command, **options)
-        assert command[1:4] == ["-P", "-m", "dapo.distributed.worker_main"]
-        assert options["start_new_session"]
-        assert options["stdout"] is options["stderr"]
-        self._connection = self._connection or self._open()
-        request = {"environment": options["env"], "folder": str(Path.cwd())}
+    def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> ForkedProcess:
         reader, writer = os.pipe()
         with os.fdopen(writer, "wb", buffering=0):
-            socket.send_fds(
-                self._connection,
-                [json.dumps(request).encode()],
-                [*options["pass_fds"], options["stdout"].fileno(), writer],
-            )
-        process = ForkedProcess(reader)
-        STARTED.append(process.pid)
+            socket.send_fds(self._connection, [json.dumps(request).encode()], [*files, writer])
+        return ForkedProcess(reader)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait()
+
+
+class WorkerForks:
+    """The processes that fork, each of which the first start of its kind starts."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, ForkServer] = {}
+        self._lock = threading.Lock()
+
+    def start(self, command: Sequence[str], **options: Any) -> "ForkedProcess | subprocess.Popen":
+        """Stand in for `subprocess.Popen` in `dapo.processes.spawn`."""
+        if command[0] != sys.executable:  # another interpreter
+            return subprocess.Popen(command, **options)
+        assert command[1:3] == ["-P", "-m"]
+        assert options["start_new_session"]
+        assert options["stdout"] is options["stderr"]
+        module, *arguments = command[3:]
+        descriptors = options["pass_fds"]
+        request = {
+            "module": module,
+            "numbers": arguments[len(descriptors) :],
+            "environment": options["env"],
+            "folder": str(Path.cwd()),
+        }
+        output = options["stdout"]
+        files = [*descriptors, output if isinstance(output, int) else output.fileno()]
+        kind = "light" if module in USER_CODE else "heavy"
+        with self._lock:  # the threads of a pool
+            if kind not in self._servers:
+                self._servers[kind] = ForkServer(kind)
+            process = self._servers[kind].fork(request, files)
+        if kind == "heavy":
+            STARTED.append(process.pid)
         return process
 
     @contextmanager
     def stand_in(self) -> Iterator[None]:
-        """Have the workers of every launcher `local` forked."""
-        names = SimpleNamespace(
-            Popen=self.start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-        )
-        with patch("dapo.distributed.local.subprocess", names):
+        """Have all workers forked."""
+        names = SimpleNamespace(Popen=self.start, DEVNULL=subprocess.DEVNULL)
+        with patch("dapo.processes.spawn.subprocess", names):
             yield
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._process.wait()
+        for server in self._servers.values():
+            server.close()
 
 
-def serve(connection: socket.socket) -> None:
-    for module in IMPORTED_ONCE:
+def serve(kind: str, connection: socket.socket) -> None:
+    for module in IMPORTED_ONCE[kind]:
         importlib.import_module(module)
     gc.freeze()  # the collector of a child would write to every object, and so copy its page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch
     while True:
-        request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+        request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, MAX_FILES)
         if not request:
             return
         assert threading.active_count() == 1
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             connection.close()
-            start_and_watch(json.loads(request), *files)
+            *descriptors, output, news = files
+            start_and_watch(json.loads(request), descriptors, output, news)
         for file in files:
             os.close(file)
 
 
-def start_and_watch(request: Mapping[str, Any], channel: int, output: int, news: int) -> None:
+def start_and_watch(
+    request: Mapping[str, Any], descriptors: Sequence[int], output: int, news: int
+) -> None:
     """Fork the worker, write its id, and at its end its wait status; does not return."""
     worker = os.fork()
     if worker == 0:
         os.close(news)
-        be_the_worker(request, channel, output)
-    os.close(channel)
-    os.close(output)
+        be_the_worker(request, descriptors, output)
+    for file in (*descriptors, output):
+        os.close(file)
     os.write(news, NUMBER.pack(worker))
     _, status = os.waitpid(worker, 0)
     try:
@@ -165,10 +204,8 @@ def start_and_watch(request: Mapping[str, Any], channel: int, output: int, news:
         os._exit(0)
 
 
-def be_the_worker(request: Mapping[str, Any], channel: int, output: int) -> None:
+def be_the_worker(request: Mapping[str, Any], descriptors: Sequence[int], output: int) -> None:
     """In the worker; does not return."""
-    from dapo.distributed.worker_main import main
-
     os.setsid()
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -176,12 +213,14 @@ def be_the_worker(request: Mapping[str, Any], channel: int, output: int) -> None
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    entries = request["environment"]["PYTHONPATH"].split(os.pathsep)
-    sys.path[:] = [*entries, *(entry for entry in sys.path if entry not in PYTHONPATH)]
-    sys.argv = ["worker_main", str(channel)]
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [entry for entry in sys.path if entry not in PYTHONPATH]
+    sys.path[:] = [*filter(None, entries), *others]
+    sys.argv = [request["module"], *map(str, descriptors), *request["numbers"]]
     code = 1
     try:
-        main()
+        del sys.modules[request["module"]]  # it runs anew, under its name as a program
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -194,4 +233,4 @@ def be_the_worker(request: Mapping[str, Any], channel: int, output: int) -> None
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

@@ -199,7 +199,7 @@ def _forge(body: bytes) -> None:
     """Answers in the place of the worker: writes to every open descriptor but the standard ones."""
     for descriptor in range(3, 40):
         with contextlib.suppress(OSError):
-            os.write(descriptor, len(body).to_bytes(4, "big") + body)
+            os.write(descriptor, len(body).to_bytes(8, "big") + body)
     time.sleep(60)
 
 

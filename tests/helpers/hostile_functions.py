@@ -155,7 +155,10 @@ def forge(_):
     """Answers in the worker's place: a verdict of its own, and then nonsense."""
     for number in range(3, 64):
         try:
-            os.write(number, b"\x00\x00\x00\x1f" + b'{"verdicts": [[[true, 9, null]]]'[:31])
+            os.write(
+                number,
+                b"\x00\x00\x00\x00\x00\x00\x00\x1f" + b'{"verdicts": [[[true, 9, null]]]'[:31],
+            )
         except OSError:
             continue
     time.sleep(60)
@@ -164,7 +167,7 @@ def forge(_):
 def endless_message(_):
     for number in range(3, 64):
         try:
-            os.write(number, b"\xff\xff\xff\xff")
+            os.write(number, b"\xff" * 8)
         except OSError:
             continue
     time.sleep(60)

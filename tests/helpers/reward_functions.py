@@ -18,6 +18,12 @@ def length(completions, **kwargs):
     return [float(len(text)) for text in completions]
 
 
+def names_types(completions, day, price, **kwargs):
+    """1 for a response that names the types and texts of two columns."""
+    pairs = zip(completions, day, price, strict=True)
+    return [float(text == f"{type(d).__name__} {d} {type(p).__name__} {p}") for text, d, p in pairs]
+
+
 def digits_aloud(completions, **kwargs):
     print(f"judged {len(completions)}")
     return [any(character.isdigit() for character in text) for text in completions]
@@ -305,3 +311,8 @@ def has_digit_until(problem, response, *, folder, then):
     if (Path(folder) / "now").exists():
         return then
     return any(character.isdigit() for character in response)
+
+
+def keep_all(group):
+    """A filter of groups, `dynamic_sampling.filter`."""
+    return True

@@ -11,16 +11,17 @@ import torch
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import dump_config
 from dapo.data.stream import ProblemStream
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Tracker
-from dapo.training import asynchronous
+from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.continuous import ContinuousSampling
+from dapo.sampling.dynamic_sampling import DynamicSampler
 from dapo.training.checkpointing import restore
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.train import train
 from dapo.types import Problem, Sample
@@ -110,20 +111,24 @@ def scripted_run(
             ),
             encoder=FakeEncoder(),
             plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
-            max_staleness=config.max_staleness if config.samples_ahead else 0,
             by_load=not config.rollout.is_reproducible,
         ),
         policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
         directory=run,
     )
+    if config.samples_ahead:
+        training_run.sampling = ContinuousSampling.of(
+            training_run.sampling, max_staleness=config.max_staleness, lookahead=config.lookahead
+        )
     change(training_run)
-    if config.suspends_responses:
-        training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
+    if not isinstance(training_run.sampling.engine, CheckedEngine):
+        training_run.sampling.engine = CheckedEngine(training_run.sampling.engine, vocabulary=10)
+    training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
     if checkpoint:
         restore(training_run, checkpoint)
     try:
-        (asynchronous.train if config.samples_ahead else train)(training_run)
+        train(training_run)
     finally:
         training_run.checkpoints.join()
         training_run.tracker.close()

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, Starcoder2Config, Starcoder2ForCausalL
 
 from dapo.config import Config
 from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.policy.custom_loss import load_loss
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.policy import Policy
 from dapo.types import Sample
@@ -160,7 +161,7 @@ def make_policy(
         lora=lora,
         seed=seed,
     )
-    return Policy(config, model or loaded())
+    return Policy(config, model or loaded(), load_loss(config.loss.function))
 
 
 def plain_scores(

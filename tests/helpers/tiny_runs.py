@@ -5,16 +5,21 @@ moment.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.config.load import resolve_auto_verifier
+from dapo.environments.pool import EnvironmentPool
+from dapo.rewards.combine import InlineJudge
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.build import build
+from dapo.start.check import Checked, check, load_functions
+from dapo.start.read import Inputs, read
+from dapo.start.resolve import resolve
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 
@@ -36,20 +41,26 @@ EVENTFUL = (
 @contextmanager
 def new_run(config: Config, path: Path) -> Iterator[Run]:
     """A new run in `path`, parts of which a test may replace before it trains."""
-    config = resolve_auto(config)
-    inputs = read_inputs(config)
-    config = resolve_engine(config, inputs.loaded.model)
-    with VerifierPool(config.reward) as judge:
-        directory = RunDirectory.create(path, dump_config(config), {})
+    with check(config) as checked:
+        inputs = read(resolve(checked))
+        directory = RunDirectory.create(path, dump_config(inputs.config), {})
         display = ProgressDisplay(config.train.num_steps)
-        with (
-            directory.lock(),
-            build_run(config, inputs, judge, directory, display, first_step=1) as run,
-        ):
+        with directory.lock(), build(inputs, directory, display, first_step=1) as run:
             try:
                 yield run
             finally:
                 run.tracker.close()
+
+
+def inputs_of(
+    config: Config, audit: VerifierPool | None = None, environment: EnvironmentPool | None = None
+) -> Inputs:
+    """The inputs of a run whose verifiers judge in this process."""
+    config = resolve_auto_verifier(config)
+    reward = config.reward
+    judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)
+    code = replace(load_functions(config), judge=judge, audit=audit, environment=environment)
+    return read(resolve(Checked(config, code)))
 
 
 def tiny(*overrides: str) -> Config:

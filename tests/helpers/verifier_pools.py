@@ -3,16 +3,16 @@
 from typing import Any
 
 from dapo.config.reward_options import RewardConfig
+from dapo.processes.output import WorkerOutput
+from dapo.processes.pool import STARTUP_S
 from dapo.rewards import VerifierPool
-from dapo.rewards.workers.output import VerifierOutput
-from dapo.rewards.workers.pool import STARTUP_S
 
 
 def open_pool(
     verifier: str | dict[str, float],
     *,
     startup_s: float = STARTUP_S,
-    output: VerifierOutput | None = None,
+    output: WorkerOutput | None = None,
     **options: Any,
 ) -> VerifierPool:
     """A pool that runs this verifier; `options` are those of the section (`workers`, `timeout_s`,

@@ -15,8 +15,9 @@ import pytest
 
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
-from dapo.api.lifecycle.execute import RunCallbacks, new_run, run_training
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
+from dapo.start.check import check
+from dapo.start.run import RunCallbacks, new_run, run_training
 from helpers.paths import TINY
 from helpers.tiny_runs import tiny
 
@@ -49,7 +50,10 @@ EPISODES = (
 
 def make_run(path: Path, *overrides: str) -> Path:
     """A finished run of the tiny model, four steps with three evaluations."""
-    with new_run(tiny(*SHORT, *overrides), path, command=["dapo", "train"]) as ready:
+    with (
+        check(tiny(*SHORT, *overrides)) as checked,
+        new_run(checked, path, command=["dapo", "train"]) as ready,
+    ):
         run_training(ready, RunCallbacks(warn=pytest.fail))
     return path
 

@@ -30,7 +30,7 @@ from dapo.policy.model_dimensions import dimensions_of
 from dapo.policy.packed_forward import recompute_layers
 from dapo.policy.packing import pack
 from dapo.policy.policy import PolicyCore
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.resolve import resolve_auto
 from helpers.fake_cuda import fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, fake_model
 from helpers.model_sizes import sizes_of

@@ -11,9 +11,8 @@ from dapo.cli.main import main
 from dapo.config import load_config
 from dapo.core.errors import RewardError
 from dapo.rewards.data_check import unusable_rows, warnings_about_rows
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
 from dapo.types import Problem
+from helpers.tiny_runs import inputs_of
 
 
 def problems(*answers, **fields):
@@ -118,7 +117,7 @@ def test_stats_and_check_and_the_start_of_a_run_name_the_rows(code_data, tmp_pat
     assert f"warning: {expected}" in capsys.readouterr().out
     assert exit_code("check", config) == 0
     assert f"warning: data.train: {expected}" in capsys.readouterr().out
-    assert read_inputs(resolve_auto(load_config(config, []))).notes == [
+    assert inputs_of(load_config(config, [])).notes == [
         f"data.train: {expected}; row 2: its tests run no assertion on a value of the program"
     ]
     assert exit_code("data", "stats", data, "reward.verifier=math") == 0

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from dapo.processes.output import MAX_LOG_BYTES, WorkerOutput
+from dapo.processes.supervisor import SHOWN_BYTES
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.workers.output import MAX_LOG_BYTES, VerifierOutput
-from dapo.rewards.workers.supervisor import SHOWN_BYTES
 from dapo.types import Problem, Verdict
 from helpers.processes import is_alive, wait_until
 from helpers.verifier_pools import open_pool
@@ -68,7 +68,9 @@ EXPECTED_ERRORS = {
     "close_everything_and_hang": "the worker process closed its connection",
     "replace_descriptors {folder}": "the worker process exited with code 1",
     "forge": "the worker process sent an invalid answer (",
-    "endless_message": "the worker process sent an invalid answer (a message of 4294967295 bytes)",
+    "endless_message": (
+        "the worker process sent an invalid answer (a message of 18446744073709551615 bytes)"
+    ),
     "daemon_and_exit {new}": "the worker process exited with code 9",
     "daemon_and_hang {new}": LATE,
 }
@@ -209,7 +211,7 @@ def hangs_cost_little_more_than_their_limit():
 def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_the_console(
     tmp_path, capfd
 ):
-    output = VerifierOutput()
+    output = WorkerOutput()
     log = tmp_path / "logs" / "verifier.log"
     with open_pool(NAME, workers=1, output=output) as pool:
         judged(pool, "escape_codes")
@@ -225,14 +227,14 @@ def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_t
 
 def test_the_file_of_what_verifiers_print_is_bounded(tmp_path):
     log = tmp_path / "verifier.log"
-    output = VerifierOutput()
+    output = WorkerOutput()
     os.truncate(output.fileno(), MAX_LOG_BYTES + 100)
     assert len(output.move_to(log)) == MAX_LOG_BYTES + 100
     assert log.read_bytes()[MAX_LOG_BYTES:] == b"\n[000000000000100 bytes more are not kept]\n"
     os.pwrite(output.fileno(), b"more", MAX_LOG_BYTES + 100)
     assert output.move_to(log) == b"more"
     output.close()
-    resumed = VerifierOutput()  # of the process that goes on with the run
+    resumed = WorkerOutput()  # of the process that goes on with the run
     os.pwrite(resumed.fileno(), b"x" * 1000, 0)
     resumed.move_to(log)
     assert log.read_bytes()[MAX_LOG_BYTES:] == b"\n[000000000001104 bytes more are not kept]\n"

@@ -1,9 +1,14 @@
 """`reward_model`, with a tiny random model that this file builds."""
 
+import shutil
+from datetime import datetime
+
 import pytest
 
+from dapo.config import RewardConfig
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
+from dapo.rewards.pool import VerifierPool
 from dapo.types import Problem
 from helpers.verifier_pools import open_pool
 
@@ -82,6 +87,65 @@ def test_it_runs_in_a_worker_process(model_path):
         verdicts = pool.submit(Problem("1", "count", ""), RESPONSES, [()] * 4).result(60)
     assert [v.score for v in verdicts] == pytest.approx(scores(model_path), abs=1e-5)
     assert all(v.correct for v in verdicts)
+
+
+DATED = (
+    "{{ 'one' if strftime_now('%d') == '05' else 'two' }} {{ 'three' if strict }} {% for m in messages %}{{ m.role }} :"
+    " {{ m.content }}\n{% endfor %}"
+)
+
+
+@pytest.fixture
+def dated_model(model_path, tmp_path):
+    """The model with a template that writes a word for the day, and one for a variable."""
+    from transformers import AutoTokenizer
+
+    path = tmp_path / "dated"
+    shutil.copytree(model_path, path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = DATED
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def logits(path, prefix):
+    """The scores of RESPONSES behind a text, by the model alone."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    texts = [f"{prefix} user : count\nassistant : {text}\n" for text in RESPONSES]
+    with torch.inference_mode():
+        rows = [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
+        return [float(model(input_ids=row).logits[0, 0]) for row in rows]
+
+
+@pytest.mark.parametrize("model_path", ["chat template"], indirect=True)
+def test_its_template_reads_the_time_of_the_run_and_its_own_variables(dated_model):
+    problem = Problem("1", "count", "")
+    for day in (5, 6):
+        for strict in (True, False):
+            options = {"model": dated_model}
+            if strict:
+                options["chat_template_kwargs"] = {"strict": True}
+            reward = RewardConfig(verifier="reward_model", options=options, workers=1)
+            with VerifierPool(reward, template_time=datetime(2031, 1, day, 23, 59)) as pool:
+                verdicts = pool.submit(problem, RESPONSES, [()] * 4).result(60)
+            word = "one" if day == 5 else "two"
+            wanted = logits(dated_model, f"{word} {'three' if strict else ''}")
+            assert [v.score for v in verdicts] == pytest.approx(wanted, abs=1e-5)
+    assert logits(dated_model, "one") != pytest.approx(logits(dated_model, "two"), abs=1e-4)
+
+
+def test_variables_without_a_template_and_no_mapping_are_refused(model_path):
+    from transformers import AutoTokenizer
+
+    with pytest.raises(RewardError, match="chat_template_kwargs must be a mapping, such as"):
+        get_verifier("reward_model", model=model_path, chat_template_kwargs="strict")
+    if not AutoTokenizer.from_pretrained(model_path).chat_template:
+        with pytest.raises(RewardError, match="has no chat template; leave it out"):
+            get_verifier("reward_model", model=model_path, chat_template_kwargs={"strict": True})
 
 
 def test_what_cannot_be_loaded_is_refused(model_path, tmp_path):

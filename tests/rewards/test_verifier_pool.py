@@ -51,7 +51,7 @@ def children():
             command = (entry / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if parent == os.getpid() and b"dapo.rewards.workers.worker" in command:
+        if parent == os.getpid() and b"dapo.rewards.worker" in command:
             found.append(int(entry.name))
     return found
 

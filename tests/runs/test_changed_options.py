@@ -12,14 +12,14 @@ import yaml
 
 import dapo
 from dapo.analysis.compare import compare_runs
-from dapo.api.lifecycle import execute
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.checkpoints import WEIGHTS_ONLY, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start import run as execute
+from dapo.start.fork import create_fork, plan_fork
 from helpers.commands import own_errors
 from helpers.commands import run as run_command
 from helpers.tiny_runs import metrics, tiny
@@ -214,7 +214,7 @@ def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(tmp_path: Path):
 def test_the_summary_names_an_error_that_is_no_users_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(execute.SCHEDULES, "sync", lambda run: 1 / 0)
+    monkeypatch.setattr(execute, "train", lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
     assert RunDirectory(tmp_path / "run").exit_reason() == "ZeroDivisionError: division by zero"

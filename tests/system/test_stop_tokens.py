@@ -11,11 +11,10 @@ from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.training.assemble.inputs import Inputs, read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.read import Inputs
 from helpers.paths import TINY
 from helpers.tiny_models import model_with_template
-from helpers.tiny_runs import new_run, tiny
+from helpers.tiny_runs import inputs_of, new_run, tiny
 
 PAD = 0
 EOS = 2
@@ -38,23 +37,23 @@ def with_turn_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: Path, *overrides: str) -> Config:
-    return resolve_auto(tiny(f"model={model}", *overrides))
+    return tiny(f"model={model}", *overrides)
 
 
-def inputs_of(model: Path, *overrides: str) -> Inputs:
-    return read_inputs(config_of(model, *overrides))
+def inputs_with(model: Path, *overrides: str) -> Inputs:
+    return inputs_of(config_of(model, *overrides))
 
 
 def test_the_turn_end_is_a_stop_token_where_the_template_is_in_use_and_only_there(
     with_turn_end: Path,
 ):
-    inputs = inputs_of(with_turn_end)
+    inputs = inputs_with(with_turn_end)
     assert inputs.loaded.stop_ids == (PAD, EOS)
     assert inputs.notes == [
         "responses also stop at '<pad>', which ends an assistant's turn; the model's files name"
         " '<eos>'"
     ]
-    off = inputs_of(with_turn_end, "data.chat_template=off")
+    off = inputs_with(with_turn_end, "data.chat_template=off")
     assert (off.loaded.stop_ids, off.notes) == ((EOS,), [])
 
 
@@ -90,7 +89,7 @@ def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     model = model_with_template(tmp_path / "plain", template("\n\n"))
-    inputs = inputs_of(model)
+    inputs = inputs_with(model)
     assert inputs.loaded.stop_ids == (EOS,)
     (note,) = inputs.notes
     assert note.startswith(
@@ -117,7 +116,7 @@ def test_an_evaluation_stops_at_the_turn_end_and_says_so(
 
 
 def test_text_before_the_turn_end_is_reported(tmp_path: Path):
-    (note,) = inputs_of(model_with_template(tmp_path / "mixed", template("### End<eos>"))).notes
+    (note,) = inputs_with(model_with_template(tmp_path / "mixed", template("### End<eos>"))).notes
     assert note.startswith(
         "the chat template ends an assistant's turn with '### End<eos>', no single special token"
     )
@@ -126,12 +125,14 @@ def test_text_before_the_turn_end_is_reported(tmp_path: Path):
 def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_refused(
     tmp_path: Path,
 ):
-    only_template = inputs_of(model_with_template(tmp_path / "a", template("<pad>"), has_eos=False))
+    only_template = inputs_with(
+        model_with_template(tmp_path / "a", template("<pad>"), has_eos=False)
+    )
     assert only_template.loaded.stop_ids == (PAD,)
     nothing = model_with_template(tmp_path / "b", template("\n"), has_eos=False)
     with pytest.raises(
         ConfigError, match="its chat template puts none after an assistant's turn: set eos_token_id"
     ):
-        inputs_of(nothing)
+        inputs_with(nothing)
     with pytest.raises(ConfigError, match="has no end token"):
-        inputs_of(model_with_template(tmp_path / "c", "", has_eos=False))
+        inputs_with(model_with_template(tmp_path / "c", "", has_eos=False))

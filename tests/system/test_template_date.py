@@ -11,9 +11,11 @@ from pyarrow.parquet import read_table
 
 from dapo.cli.check.report import describe_prompts
 from dapo.cli.train import resume_run, start_run
+from dapo.rewards import get_verifier
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start.fork import create_fork, plan_fork
+from dapo.types import Problem
 from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import tiny
 
@@ -83,3 +85,60 @@ def test_check_prints_the_time_that_the_template_reads(run: Path):
     assert any(
         "reads the clock, which shows 2031-01-05 12:00:00 in all prompts" in line for line in lines
     )
+
+
+def test_a_reward_models_template_has_the_date_of_the_run_too_also_after_a_resume(tmp_path: Path):
+    model = reward_model(tmp_path / "rm")
+    config = tiny(
+        "reward.verifier=reward_model",
+        f"reward.options.model={model}",
+        "overlong.mode=off",
+        "train.num_steps=1",
+        "data.eval=null",
+    )
+    run = tmp_path / "run"
+    start_run(config, run_dir=run, config_name="tiny")
+    manifest = run / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    first = datetime.fromisoformat(entries["template_time"])
+    manifest.write_text(json.dumps({**entries, "template_time": "2031-01-05T12:00:00"}))
+    resume_run(run, ["train.num_steps=2"])
+    verifier = get_verifier("reward_model", model=str(model))
+    for step, time in ((1, first), (2, datetime(2031, 1, 5, 12))):
+        verifier.template_time = time
+        rows = read_table(run / f"rollouts/step_{step:06d}.parquet").to_pylist()
+        for row in rows[:6]:
+            problem = Problem(row["problem_id"], row["question"], row["answer"])
+            (verdict,) = verifier.judge_group(problem, [row["response"]], [()])
+            assert row["score"] == pytest.approx(verdict.score, abs=1e-5)
+    problem = Problem("1", "1 + 1?", "2")
+    scores = []
+    for time in (first, datetime(2031, 1, 5, 12)):
+        verifier.template_time = time
+        scores.append(verifier.judge_group(problem, ["2"], [()])[0].score)
+    assert scores[0] != pytest.approx(scores[1], abs=1e-4)  # the date is read
+
+
+def reward_model(path: Path) -> Path:
+    """A tiny classifier over characters, whose template writes the year."""
+    import torch
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    from dapo.policy.builtin_models import character_model
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    _, tokenizer = character_model(torch.float32, **sizes, num_attention_heads=2)
+    tokenizer.chat_template = (
+        "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }} {% endfor %}"
+    )
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        **sizes,
+        num_attention_heads=2,
+        num_labels=1,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(path)
+    return path

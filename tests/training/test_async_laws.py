@@ -140,7 +140,7 @@ def test_no_trained_token_is_staler_than_the_bound_and_everything_is_counted(
         assert state.state.tokens_generated == sum(
             row["rollout/tokens_generated"] for row in counted if row["step"]
         )
-        assert not state.sampling.kept.groups
+        assert eta == 0 or not state.sampling.kept.groups
 
 
 ASYNC = ("schedule=async", "max_staleness=3")

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
-from pyarrow.parquet import read_table
+from pyarrow.parquet import read_table, write_table
 from safetensors.torch import load_file
 
 from benchmarks.scripted_engine import ScriptedEngine
@@ -34,16 +35,15 @@ from dapo.core.errors import (
 )
 from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
+from dapo.engines.checked import CheckedEngine, with_arrays
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import COUNTED, OUTCOMES
-from dapo.training.prefetched_batch import (
-    PrefetchedBatch,
-    read_prefetched_batch,
-    write_prefetched_batch,
-)
-from dapo.training.rollout import Batch, SamplingStart
-from dapo.training.rollout_metrics import staleness_metrics
-from dapo.training.selection import Prediction
+from dapo.sampling.batch import SamplingStart
+from dapo.sampling.continuous import PrefetchedBatch
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import staleness_metrics
+from dapo.sampling.saved_groups import SavedGroups, read_groups, write_groups
+from dapo.sampling.selection import Prediction
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 from examples.minimal_dapo import Group as MinimalGroup
@@ -283,14 +283,20 @@ class TestStaleness:
 
     @pytest.mark.parametrize("version", [1, 4])
     def test_what_is_beyond_the_bound_is_refused(self, tmp_path: Path, version: int):
-        class WrongEngine(ScriptedEngine):
+        class WrongEngine(CheckedEngine):
+            """Returns what no check sees."""
+
             def poll(self) -> list[Generation]:
                 return [replace(each, version=version) for each in super().poll()]
 
         with pytest.raises(
             EngineError, match=rf"are {3 - version} to {3 - version} steps stale, expected 0 to 1 "
         ):
-            scripted_run(tmp_path / "run", engine=WrongEngine(random_script), change=self.at_step_3)
+            scripted_run(
+                tmp_path / "run",
+                engine=WrongEngine(ScriptedEngine(random_script), vocabulary=10),
+                change=self.at_step_3,
+            )
 
     @staticmethod
     def at_step_3(training_run: Run) -> None:
@@ -467,8 +473,13 @@ class TestResuming:
             Verdict(None, 0.0, "timed out \udcff"),
             Verdict(False, -1 / 3),
         )
+        # float32 would change the log-probabilities of the second and third response
         generations = tuple(
-            Generation(f"4/{i}", (5, 2**31 - 1, END)[:i], (-0.1, -1e-300, -math.pi)[:i], finish, 2)
+            with_arrays(
+                Generation(
+                    f"4/{i}", (5, 2**31 - 1, END)[:i], (-0.1, -1e-300, -math.pi)[:i], finish, 2
+                )
+            )
             for i, finish in enumerate(("stop", "length", "stop"))
         )
         judged = tuple(
@@ -491,19 +502,16 @@ class TestResuming:
         batch = replace(batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),)))
         sampler = {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
         prefetched_batch = PrefetchedBatch(batch, SamplingStart(4, 2, sampler))
-        write_prefetched_batch(tmp_path, prefetched_batch)
-        found = read_prefetched_batch(tmp_path, stream)
+        write_groups(tmp_path, SavedGroups(prefetched_batch))
+        found = read_groups(tmp_path, stream).prefetched
         assert found == prefetched_batch
         assert found.batch.groups[0].rewards == (0.7, None, -1 / 3)
-        assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [
-            int,
-            int,
-        ]
+        assert [g.logprobs.typecode for g in found.batch.groups[0].generations] == ["f", "d", "d"]
         # answers and components do not count in a verdict's equality
         assert found.batch.judged[0][0].verdicts[0].answer == "7"
         assert found.batch.judged[3][0].verdicts[0].components == {"math": 1.0, "length": -0.1}
         with pytest.raises(CheckpointError, match="resume with the data the run began with"):
-            read_prefetched_batch(tmp_path, ProblemStream(problems(8), seed=4))
+            read_groups(tmp_path, ProblemStream(problems(8), seed=4))
 
     def test_arrays_come_back_as_arrays_bit_by_bit_at_four_bytes_a_number(
         self, tmp_path: Path
@@ -539,8 +547,8 @@ class TestResuming:
             counts,
             0,
         )
-        write_prefetched_batch(tmp_path, PrefetchedBatch(batch, SamplingStart(4, 2, {})))
-        found = read_prefetched_batch(tmp_path, stream)
+        write_groups(tmp_path, SavedGroups(PrefetchedBatch(batch, SamplingStart(4, 2, {}))))
+        found = read_groups(tmp_path, stream).prefetched
         assert found == PrefetchedBatch(batch, SamplingStart(4, 2, {}))
         for group, _ in found.batch.judged:
             for own, other in zip(group.generations, generations, strict=True):
@@ -549,6 +557,30 @@ class TestResuming:
                     other.token_ids.tobytes(),
                     other.logprobs.tobytes(),
                 )
+
+    def test_a_file_of_an_earlier_version_with_64_bits_a_number_comes_back_as_arrays(
+        self, tmp_path: Path
+    ) -> None:
+        """An engine's tuples were stored as float64, whether float32 would have changed them or
+        not.
+        """
+        stream = ProblemStream(problems(4), seed=3)
+        generation = with_arrays(Generation("4/0/0", (5, END), (-0.5, -0.25), "stop", 2))
+        verdicts = (Verdict(True, 1.0),)
+        group = Group(stream.problem_at(1), (1, 7), (generation,), verdicts, 1, ("a",), (1.0,))
+        counts = dict.fromkeys(OUTCOMES, 1)
+        batch = Batch((group,), ((group, "trained"),), counts, counts, 0)
+        prefetched = PrefetchedBatch(batch, SamplingStart(4, 1, {}))
+        write_groups(tmp_path, SavedGroups(prefetched))
+        path = tmp_path / "prefetched_batch.parquet"
+        table = read_table(path)
+        logprobs = table["logprobs"].cast(pa.list_(pa.float64()))
+        write_table(
+            table.set_column(table.column_names.index("logprobs"), "logprobs", logprobs), path
+        )
+        found = read_groups(tmp_path, stream).prefetched
+        assert found == prefetched
+        assert found.batch.groups[0].generations[0].logprobs.typecode == "f"
 
 
 KILLS = int(os.environ.get("DAPO_KILLS", "6"))

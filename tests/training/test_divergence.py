@@ -20,12 +20,10 @@ from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.rollout import Batch
+from dapo.sampling.queue import Batch
+from dapo.start.build import build
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.stopping import entropy_collapse_steps
@@ -41,6 +39,7 @@ from helpers.tiny_policies import (
     sample,
     weights_of,
 )
+from helpers.tiny_runs import inputs_of
 
 BEYOND_FLOAT32 = 1e39
 
@@ -65,15 +64,12 @@ def checkpoints(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 def open_run(config: Config, path: Path) -> Iterator[Run]:
     """A run, parts of which a test may replace."""
     run = RunDirectory.create(path, "", {})
-    with InlineJudge(config.reward.verifier) as judge:
-        display = ProgressDisplay(config.train.num_steps)
-        with build_run(
-            config, read_inputs(config), judge, run, display, first_step=1
-        ) as training_run:  # type: ignore[arg-type]
-            try:
-                yield training_run
-            finally:
-                training_run.tracker.close()
+    display = ProgressDisplay(config.train.num_steps)
+    with build(inputs_of(config), run, display, first_step=1) as training_run:
+        try:
+            yield training_run
+        finally:
+            training_run.tracker.close()
 
 
 # truncated importance sampling
@@ -282,7 +278,7 @@ def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
             training_run.config = config
             training_run.state.is_saved = False
         set_weights(training_run.policy, math.nan)
-        training_run.state.engine_version = None
+        training_run.sampling.engine_version = None
         with pytest.raises(NumericsError, match="neither saved nor sampled from"):
             train(training_run)
     kept = checkpoints(tmp_path / "run")
@@ -427,7 +423,7 @@ def test_with_the_engine_s_logprobs_for_old_ones_the_run_is_the_same_up_to_round
         )
         rows[source] = metrics(tmp_path / source)
         weights[source] = checkpoints(tmp_path / source)["step_000002"]
-    before = weights_of(make_policy(read_inputs(tiny(*ENGINE_IS_OLD)).loaded))
+    before = weights_of(make_policy(inputs_of(tiny(*ENGINE_IS_OLD)).loaded))
     moved = {name: tensor - before[name] for name, tensor in weights["policy"].items()}
     assert_close(
         {name: tensor - before[name] for name, tensor in weights["engine"].items()},

@@ -15,10 +15,11 @@ from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.runs.checkpoints import numbered
 from dapo.runs.metrics_file import metrics_by_step
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.queue import Batch
+from dapo.sampling.selection import ProblemSelector
 from dapo.training.checkpointing import read_state
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.selection import ProblemSelector
 from dapo.training.state import Run
 from dapo.types import GenerationRequest, Problem
 from helpers.fake_rollout import FakeEncoder, FakeJudge, plan, random_script, sampler
@@ -86,11 +87,11 @@ class History:
         )
         waiting: list[tuple[Batch, int]] = []
         for step in range(1, 7):
-            sampling.selector = self.selector(stats, step, group_size)
+            selector = self.selector(stats, step, group_size)
             if step == self.choice("fails", [2, 3, 4]):
-                collect(sampling, step=step)
+                collect(sampling, step=step, selector=selector)
                 sampling.roll_back(finished_steps=step - 1)
-            batch = collect(sampling, step=step)
+            batch = collect(sampling, step=step, selector=selector)
             waiting.append((batch, step))
             if not is_ahead or step > 1:
                 ready, of_step = waiting.pop(0)

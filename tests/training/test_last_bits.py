@@ -39,10 +39,10 @@ kernels.
 DECIDING = (
     "algo/chance.py",
     "algo/sampling.py",
-    "training/selection.py",
-    "training/problem_stats.py",
-    "training/dynamic_sampling.py",
-    "training/rollout_metrics.py",
+    "sampling/selection.py",
+    "sampling/problem_stats.py",
+    "sampling/dynamic_sampling.py",
+    "sampling/rollout_metrics.py",
     "training/rules/mean_test.py",
 )
 

@@ -28,10 +28,10 @@ from dapo.engines.engine import RolloutEngine
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import read_rollouts, write_rollouts
-from dapo.training.prefetched_batch import RESPONSES_FILE
-from dapo.training.rollout import Batch
-from dapo.training.rollout_metrics import response_metrics, rollout_metrics, staleness_metrics
-from dapo.training.samples import length_penalty, shaped_reward, with_advantages
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import response_metrics, rollout_metrics, staleness_metrics
+from dapo.sampling.samples import length_penalty, shaped_reward, with_advantages
+from dapo.sampling.saved_groups import BATCH_RESPONSES_FILE
 from dapo.training.state import Run
 from dapo.training.step_metrics import rollout_rows
 from dapo.training.train import train
@@ -41,8 +41,6 @@ from helpers.async_runs import ONE_STEP_OFF, run_or_resume
 from helpers.fake_engines import FaultyEngine
 from helpers.tiny_policies import float64_model, loaded, make_policy, off_policy, plain_scores
 from helpers.tiny_runs import contents, differences, new_run, tiny
-
-pytestmark = pytest.mark.usefixtures("forked_workers")
 
 RAGGED = ((0, 2), (5, 6), (7, 9))
 """Ranges of five sampled tokens among ten."""
@@ -393,7 +391,9 @@ def test_a_run_with_observations_resumes_to_the_byte_from_its_prefetched_batch(
     run_observing(tmp_path / "whole", config, 0.0)
     assert (
         "sampled"
-        in read_schema(tmp_path / "whole" / "checkpoints" / "step_000002" / RESPONSES_FILE).names
+        in read_schema(
+            tmp_path / "whole" / "checkpoints" / "step_000002" / BATCH_RESPONSES_FILE
+        ).names
     )
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in (3, 4):

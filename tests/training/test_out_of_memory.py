@@ -17,7 +17,7 @@ from dapo.core.errors import OutOfMemory
 from dapo.core.memory import explain_out_of_memory
 from dapo.policy.model import load_model
 from dapo.policy.policy import peak_gpu_memory
-from dapo.training.rollout_metrics import mean_of_updates
+from dapo.sampling.rollout_metrics import mean_of_updates
 from helpers.fake_cuda import fake_cuda
 from helpers.tiny_policies import loaded, make_policy
 from helpers.tiny_runs import contents, differences, metrics, saved_steps, tiny

@@ -13,7 +13,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config
 from dapo.core.errors import EngineError
 from dapo.policy.policy import Policy
-from dapo.training.samples import minibatches, with_old_logprobs
+from dapo.sampling.samples import minibatches, with_old_logprobs
 from dapo.types import Sample
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import contents, metrics, tiny

@@ -17,10 +17,11 @@ from conformance import naive
 from dapo.analysis.explain import explain_group
 from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate
-from dapo.cli.check.summary import differences_from_paper, explain, ignored_options
+from dapo.cli.check.summary import differences_from_paper, explain
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import ConfigError
-from dapo.training.samples import with_advantages
+from dapo.sampling.samples import with_advantages
+from dapo.start.ignored_options import ignored_options
 from dapo.training.updates import critic_metrics, with_token_advantages
 from dapo.types import Generation, Group, Problem, Sample, Verdict
 from helpers.async_runs import ONE_STEP_OFF, resumed_from, run_or_resume

@@ -13,8 +13,6 @@ from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 THINNED = (*EVENTFUL, "dynamic_sampling.predict=true", "train.num_steps=4")
 KILLED_AT = 30_000
 """A call of the sampling in the middle of the run."""

@@ -13,8 +13,9 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import COUNTED, OUTCOMES
 from dapo.runs.sinks import Tracker
-from dapo.training.rollout import Batch, Sampling
-from dapo.training.samples import with_advantages
+from dapo.sampling.batch import Sampling
+from dapo.sampling.queue import Batch
+from dapo.sampling.samples import with_advantages
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics, in_background, rollouts_in_background
 from dapo.types import Generation, Group, Problem, Verdict

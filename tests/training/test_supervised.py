@@ -20,8 +20,6 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.data.demonstrations import demonstration_from_row, turns_of
 from dapo.data.prompts import PromptEncoder
 from dapo.environments.thoughts import ends_in_thought
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.demonstrations import AnswerEncoder
 from dapo.types import Problem
 from helpers.chat_templates import FAMILIES, tokenizer
@@ -35,9 +33,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, differences, metrics, tiny
-
-pytestmark = pytest.mark.usefixtures("forked_workers")
+from helpers.tiny_runs import contents, differences, inputs_of, metrics, tiny
 
 TURNS = [
     {"role": "user", "content": "4 + 3?"},
@@ -247,6 +243,33 @@ def with_thought(message: Any) -> dict[str, Any]:
     return {**message, "content": THOUGHT + message["content"] if is_own else message["content"]}
 
 
+THINKING_BY_OPTION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' if not think }}{% endif %}"
+)
+
+
+def test_columns_for_the_template_act_on_every_turn_of_a_demonstration() -> None:
+    tokens = tokenizer.__wrapped__("chatml")
+    tokens.chat_template = THINKING_BY_OPTION
+    by_option = DataConfig(train="builtin:sums", chat_template_kwargs={"think": True})
+    encoder = AnswerEncoder(tokens, by_option, PromptEncoder(tokens, by_option))
+    expected = encoder.encode(read({"messages": TURNS}))
+    assert expected.sampled is not None
+    plain = DataConfig(train="builtin:sums")
+    encoder = AnswerEncoder(tokens, plain, PromptEncoder(tokens, plain), history="append")
+    with pytest.raises(
+        DataError, match=r"puts behind a turn depends on the columns of problem .*; leave out think"
+    ):
+        encoder.encode(read({"messages": TURNS, "chat_template_kwargs": {"think": True}}))
+    one_turn = {"prompt": "4 + 3?", "response": "It is 7"}
+    problem = read({**one_turn, "chat_template_kwargs": {"think": True}})
+    prompts = PromptEncoder(tokens, plain)
+    assert prompts.render(problem).endswith("<|im_start|>assistant\n")
+    assert prompts.decode_prompt(encoder.encode(problem).token_ids) == "It is 7<|im_end|>"
+
+
 def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
     tokens = tokenizer("chatml")
     config = DataConfig(train="builtin:sums")
@@ -325,25 +348,21 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
     path = write(tmp_path / "a.jsonl", rows)
     other = write(tmp_path / "b.jsonl", held_out)
     config = supervised(path, f"data.eval={other}", "rollout.max_response_tokens=20")
-    inputs = read_inputs(resolve_auto(config))
+    inputs = inputs_of(config)
     assert "2 demonstrations left out: their text is in the evaluation set" in inputs.notes
     assert "2 demonstrations left out: longer than rollout.max_response_tokens" in inputs.notes
     assert len(inputs.train) == len(rows) - 4 == len(inputs.answers)
     with pytest.raises(
         DataError, match=r"all 1 demonstrations are longer than rollout\.max_response_tokens=9"
     ):
-        read_inputs(
-            resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9"))
-        )
-    one = read_inputs(
-        resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
-    )
+        inputs_of(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9"))
+    one = inputs_of(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
     assert "all 3 demonstrations answer the same problem" in one.notes
     ending = write(path, [{"prompt": "a", "response": "b<eos>c"}])
     with pytest.raises(
         DataError, match="contains <eos>, which ends a turn; leave it out, it is added"
     ):
-        read_inputs(resolve_auto(supervised(ending)))
+        inputs_of(supervised(ending))
 
 
 @pytest.mark.parametrize(
@@ -425,7 +444,7 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     with pytest.raises(
         DataError, match=r"data\.demonstrations: every problem is also in data\.eval"
     ):
-        read_inputs(resolve_auto(supervised(all_held_out, f"data.eval={held_out}")))
+        inputs_of(supervised(all_held_out, f"data.eval={held_out}"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,16 +18,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from dapo.api.lifecycle.execute import with_exported_runs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, ReferenceConfig, ReferenceServerConfig
 from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.check import Checked, UserCode
+from dapo.start.run import with_exported_runs
 from helpers.naive_update import whole_gradient
+from helpers.processes import wait_until
 from helpers.tiny_policies import (
     assert_close,
     branching,
@@ -33,7 +37,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, metrics, tiny
+from helpers.tiny_runs import CONFIGS, contents, differences, inputs_of, metrics, saved_steps, tiny
 
 ALONE = (
     "reward.coef=0",
@@ -78,12 +82,18 @@ def alone(teacher: Path, *overrides: str) -> Config:
 
 @contextmanager
 def served(
-    folder: Path, *, shift: float = 0.0, drop: int = 0, text: Callable[[str], str] = str
+    folder: Path,
+    *,
+    shift: float = 0.0,
+    drop: int = 0,
+    text: Callable[[str], str] = str,
+    refusal: Callable[[int], str | None] = lambda number: None,
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added
     to each number.
 
-    `text` changes what it says of its tokens.
+    `text` changes what it says of its tokens. `refusal` gets the number of a request, from 1, and
+    returns the `Retry-After` of a status 429, or None for an answer.
     """
     loaded = load_model(str(folder), dtype=torch.float32)
     model = loaded.model
@@ -98,6 +108,10 @@ def served(
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(request)
+            retry_after = refusal(len(asked))
+            if retry_after is not None:
+                self.reply({"error": "busy"}, status=429, retry_after=retry_after)
+                return
             ids = torch.tensor([request["prompt"]])
             with torch.no_grad():
                 rows = model(ids).logits[0].log_softmax(dim=-1)
@@ -106,9 +120,13 @@ def served(
             scores = {"token_logprobs": [None, *found[drop:], -1.0], "tokens": [*texts, "!"]}
             self.reply({"choices": [{"logprobs": scores}]})
 
-        def reply(self, values: dict[str, Any]) -> None:
+        def reply(
+            self, values: dict[str, Any], *, status: int = 200, retry_after: str | None = None
+        ) -> None:
             body = json.dumps(values).encode()
-            self.send_response(200)
+            self.send_response(status)
+            if retry_after is not None:
+                self.send_header("Retry-After", retry_after)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -195,14 +213,14 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     run = tmp_path / "teacher"
     shutil.copytree(whole, run)
     shutil.rmtree(run / "checkpoints" / "step_000004")
-    notes: list[str] = []
-    config = with_exported_runs(alone(run), notes.append)
+    alone_with_run = Checked(alone(run), UserCode())
+    checked = with_exported_runs(alone_with_run)
     exported = run / "exported" / "step_000003"
-    assert config.loss.teacher == str(exported)
+    assert checked.config.loss.teacher == str(exported)
     assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
-    assert notes == [f"loss.reference.model: {run} is exported to {exported}"]
+    assert checked.notes == [f"loss.reference.model: {run} is exported to {exported}"]
     written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
-    assert with_exported_runs(alone(run), notes.append) == config
+    assert with_exported_runs(alone_with_run) == checked
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
     start_run(
         alone(run, "train.num_steps=1", f"model={run}"),
@@ -213,7 +231,7 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # the student is its own teacher
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        with_exported_runs(alone(run), notes.append)
+        with_exported_runs(alone_with_run)
 
 
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:
@@ -225,7 +243,7 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_pat
         ConfigError,
         match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex",
     ):
-        read_inputs(resolve_auto(alone(folder)))
+        inputs_of(alone(folder))
 
 
 def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: Path) -> None:
@@ -233,7 +251,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
         tokenizer.chat_template = "{{ messages }}"
 
     folder = teacher_folder(tmp_path / "other", change=change)
-    notes = read_inputs(resolve_auto(alone(folder))).notes
+    notes = inputs_of(alone(folder)).notes
     assert any(
         "has another chat template than tiny-random; it reads tiny-random's prompts" in note
         for note in notes
@@ -246,7 +264,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
     with pytest.raises(
         ConfigError, match="has 16 positions, and a prompt with its response may have"
     ):
-        read_inputs(resolve_auto(alone(short)))
+        inputs_of(alone(short))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +287,7 @@ def test_what_cannot_work_together_is_refused(
     teacher: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_inputs(resolve_auto(alone(teacher, *overrides)))
+        inputs_of(alone(teacher, *overrides))
 
 
 def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher: Path) -> None:
@@ -339,6 +357,96 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
             run_dir=tmp_path / "f",
             config_name="t",
         )
+
+
+class BusyTeacher:
+    """A teacher that, from step 3 of its first run on, asks every client to come back later."""
+
+    def __init__(self, retry_after: str) -> None:
+        self._retry_after = retry_after
+        self.is_busy = False
+        self.has_refused = threading.Event()
+
+    def refusal(self, number: int) -> str | None:
+        # one request compares the vocabularies, then each step has four samples
+        self.is_busy = self.is_busy or number == 1 + 2 * 4 + 1
+        if not self.is_busy:
+            return None
+        self.has_refused.set()
+        return self._retry_after
+
+
+def command_behind(url: str) -> list[str]:
+    """The command that trains behind this server, up to its run directory."""
+    reference = f"loss.reference={{server: {{url: '{url}', model: big}}}}"
+    by_name = dict(option.split("=", 1) for option in (*ALONE, "loss.kl_estimator=k2"))
+    options = [f"{name}={value}" for name, value in by_name.items()]
+    program = [sys.executable, "-m", "dapo", "train", str(CONFIGS / "tiny.yaml")]
+    return [*program, "train.threads=1", *options, reference]
+
+
+@pytest.fixture(scope="module")
+def whole_behind_a_server(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "run"
+    with served(teacher) as (url, _):
+        reference = f"loss.reference={{server: {{url: '{url}', model: big}}}}"
+        config = alone(teacher, "loss.kl_estimator=k2", reference)
+        start_run(config, run_dir=path, config_name="t")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("signum", "retry_after"),
+    [(signal.SIGTERM, "300"), (signal.SIGINT, "0")],
+    ids=["one_long_wait", "retries"],
+)
+def test_a_signal_ends_the_wait_for_a_busy_teacher_and_a_resume_continues_exactly(
+    signum: signal.Signals,
+    retry_after: str,
+    teacher: Path,
+    whole_behind_a_server: Path,
+    tmp_path: Path,
+) -> None:
+    busy = BusyTeacher(retry_after)
+    run = tmp_path / "run"
+    with served(teacher, refusal=busy.refusal) as (url, _):
+        with (tmp_path / "log").open("w") as log:
+            command = [*command_behind(url), "--run-dir", str(run)]
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            try:
+                wait_until(
+                    lambda: busy.has_refused.is_set() or process.poll() is not None,
+                    timeout_s=120,
+                    what="that the server refuses",
+                )
+                time.sleep(1.0)  # into the wait
+                process.send_signal(signum)
+                code = process.wait(timeout=20)  # not the 5 minutes that the server asks for
+            finally:
+                process.kill()
+                process.wait()
+        printed = (tmp_path / "log").read_text()
+        assert code == 128 + signum, printed
+        assert f"stopped by {signum.name}" in printed
+        assert "Traceback" not in printed
+        assert saved_steps(run) == ["step_000001", "step_000002"]
+    with served(teacher) as (url, _):
+        reference = f"loss.reference={{server: {{url: '{url}', model: big}}}}"
+        resume_run(run, [reference])
+    assert differences(contents(run), contents(whole_behind_a_server)) == []
+
+
+def test_a_teacher_that_asks_for_days_ends_the_run_which_is_saved(
+    teacher: Path, tmp_path: Path
+) -> None:
+    busy = BusyTeacher("1000000")
+    run = tmp_path / "run"
+    with served(teacher, refusal=busy.refusal) as (url, _):
+        reference = f"loss.reference={{server: {{url: '{url}', model: big}}}}"
+        config = alone(teacher, "loss.kl_estimator=k2", reference)
+        with pytest.raises(DapoError, match=r"asks to wait 11\.6 days; the longest wait is 5 min"):
+            start_run(config, run_dir=run, config_name="t")
+    assert saved_steps(run) == ["step_000001", "step_000002"]
 
 
 @pytest.mark.parametrize(

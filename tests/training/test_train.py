@@ -33,7 +33,7 @@ from dapo.libs.cpu_kernels.prepacked import (
     shape_name,
 )
 from dapo.policy.model import load_model
-from dapo.training.assemble import build
+from dapo.start import build
 from dapo.types import GenerationRequest
 from helpers.recorded_runs import assert_as_recorded, golden_run
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny

@@ -12,7 +12,7 @@ from dapo.core.text import one_line, shorten
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.rollout_table import iterate_rows
-from dapo.training.rollout_metrics import rollout_metrics
+from dapo.sampling.rollout_metrics import rollout_metrics
 from dapo.training.rules.all_rules import RULES, active_findings
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, MetricHistory

@@ -1,6 +1,6 @@
 """Makes a run's first two steps in advance to measure pass rates, speed and memory.
 
-Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample,
+Nothing is written. The code and the random keys of the run (`start/build.py`) sample,
 judge and update, so the first batches are the ones that the run would train on. The second update
 is the first to hold the optimizer's moments together with activations. Further batches are sampled
 with the weights after it, until enough problems are judged.
@@ -20,17 +20,17 @@ from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
-from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy
-from dapo.training.assemble.inputs import Inputs
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling, collect
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.queue import Batch
+from dapo.sampling.selection import make_selector
+from dapo.start.build import build_engine, build_sampling, open_launcher, open_policy
+from dapo.start.read import Inputs
 from dapo.training.rules.all_rules import active_findings
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import MetricHistory
-from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.step_timer import peak_memory_gib
@@ -100,9 +100,7 @@ class Probe:
 
 
 def probe_run(
-    config: Config,
     inputs: Inputs,
-    judge: VerifierPool,
     *,
     problems: int | None = None,
     samples: int | None = None,
@@ -114,24 +112,25 @@ def probe_run(
     A policy in this process trains the model of `inputs` in place.
 
     Args:
-        config: the resolved configuration.
-        inputs: the model and the data.
-        judge: the open verifiers.
+        inputs: the options, the verifiers, the model and the data.
         problems: the least number of problems to judge; None: `default_problems`.
         samples: responses to each problem; None: `rollout.group_size`.
         on_progress: gets the number of judged problems and the number to judge.
         log: gets messages about the start of engines.
     """
+    config = inputs.config
     problems = problems or default_problems(config)
     samples = samples or config.rollout.group_size
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config))
         engine = build_engine(config, inputs.loaded, launcher, episodes=inputs.episodes, log=log)
         stack.callback(engine.close)
-        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
+        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher, inputs.code))
         stop_ids = inputs.loaded.stop_ids
-        sampling = build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids)
-        sampling.plan = replace(sampling.plan, group_size=samples)
+        sampling = build_sampling(
+            config, inputs.train, engine, inputs.code, inputs.encoder, stop_ids
+        )
+        sampling = replace(sampling, plan=replace(sampling.plan, group_size=samples))
         steps = list(_steps(config, sampling, policy, problems, on_progress))
     return _summarize(config, steps, samples)
 
@@ -265,22 +264,20 @@ def _steps(
     seed = config.train.seed
     while decided < problems:
         step += 1
-        load_s = 0.0
-        if step <= MAX_UPDATES + 1:
-            started = time.perf_counter()
-            sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
-            load_s = time.perf_counter() - started
-        sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
         started = time.perf_counter()
-        batch = collect(sampling, step=step)
+        sampling.sync_weights(policy, version=min(step - 1, MAX_UPDATES))
+        load_s = time.perf_counter() - started
+        sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
+        selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
+        started = time.perf_counter()
+        batch = collect(sampling, step=step, selector=selector)
         generate_s = time.perf_counter() - started
         stats.record((group for group, _ in batch.decided), step=step)
         decided += len(batch.decided)
         trained_tokens = 0
         update_s = 0.0
         if step <= MAX_UPDATES:
-            sampling.engine.drop_weights()
+            sampling.drop_weights()
             trained_tokens, update_s = _update(config, policy, batch, step=step)
         yield _Step(batch, load_s, generate_s, trained_tokens, update_s)
         on_progress(decided, problems)

@@ -12,8 +12,8 @@ from dapo.core.loading import Failure, try_call
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.core.verifier_limits import MAX_SCORE
-from dapo.training.rollout import Batch
-from dapo.training.rollout_metrics import reflection_metrics
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import reflection_metrics
 from dapo.training.step_metrics import batch_metrics, rollout_rows
 from dapo.types import Group, Sample
 

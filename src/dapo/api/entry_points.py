@@ -42,7 +42,7 @@ from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
 if TYPE_CHECKING:
-    from dapo.api.lifecycle.execute import RunCallbacks
+    from dapo.start.run import RunCallbacks
     from dapo.training.state import Run as TrainingRun
 
 ARGUMENTS = {
@@ -156,7 +156,8 @@ def train(
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
     built, scaled = build_scaled(base, values, where="dapo.train")
-    from dapo.api.lifecycle.execute import new_run, run_training
+    from dapo.start.check import check
+    from dapo.start.run import new_run, run_training
 
     if scaled:
         print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
@@ -170,7 +171,8 @@ def train(
         translate_errors(run),
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
-        new_run(built, path, command=command, prepared=prepared, module_folders=folders) as ready,
+        check(built) as checked,
+        new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
     ):
         run_training(
             ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])
@@ -209,7 +211,7 @@ def _read_options(
 def _callbacks(
     run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]
 ) -> "RunCallbacks":
-    from dapo.api.lifecycle.execute import RunCallbacks
+    from dapo.start.run import RunCallbacks
 
     if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
         raise ConfigError(f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}")
@@ -251,7 +253,7 @@ def resume(
     it with its step. `trust` also imports modules from the folders that the run's manifest.json
     names. Raises DapoError if the run cannot continue, or ends too early.
     """
-    from dapo.api.lifecycle.execute import Finished, continued_run, end_run, run_training
+    from dapo.start.run import Finished, continued_run, end_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)

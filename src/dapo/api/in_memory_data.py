@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from dapo.core.errors import DataError, RewardError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.terminal import to_json, warn
-from dapo.data.sources.rows import describe_texts, json_value, unlike_json, with_arrow_messages
+from dapo.core.typed_values import to_json_values
+from dapo.data.sources.rows import data_value, describe_texts, lost_type, with_arrow_messages
 
 TRAIN_FILE = "train.jsonl"
 HELD_OUT_FILE = "held_out.jsonl"
@@ -37,9 +38,9 @@ def is_source(data: object) -> bool:
 
 
 def write_rows(path: Path, data: Data) -> int:
-    """Write rows as JSON lines and return their number.
+    """Write rows as JSON lines and return their number; dates and decimals keep their types.
 
-    Raises DataError for values that JSON cannot hold.
+    Raises DataError for values of other types.
     """
     count = 0
     texts: dict[str, str] = {}
@@ -51,11 +52,11 @@ def write_rows(path: Path, data: Data) -> int:
                     f"{where}: expected a mapping of columns to values, got {type(row).__name__}"
                 )
             values = {
-                str(name): json_value(value, f"{where}: {name}") for name, value in row.items()
+                str(name): data_value(value, f"{where}: {name}") for name, value in row.items()
             }
-            file.write(to_json(values) + "\n")
+            file.write(to_json(to_json_values(values)) + "\n")
             for name, value in row.items():
-                if (kind := unlike_json(value)) is not None:
+                if (kind := lost_type(str(name), value)) is not None:
                     texts.setdefault(str(name), kind)
     if not count:
         raise DataError("data: no rows")

@@ -19,7 +19,7 @@ from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
-from dapo.runs.console import METRIC_COLUMNS
+from dapo.runs.console import columns_of
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
@@ -30,13 +30,14 @@ from dapo.runs.stored_config import CODE_FOLDER, load_run_config
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dapo.api.lifecycle.evaluate_models import EvalRequest
-    from dapo.api.lifecycle.generate import OpenModel
+    from dapo.start.evaluate import EvalRequest
+    from dapo.start.generate import OpenModel
     from dapo.training.state import Run as TrainingRun
 
 SHOWN_METRICS = (
     "reward/mean",
     "reward/accuracy",
+    "reward/score_mean",
     "rollout/keep_rate",
     "rollout/response_tokens_mean",
     "loss/entropy",
@@ -136,7 +137,7 @@ class Run:
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy with its 95 % interval, and more."""
+        """The evaluations during training by step: accuracy or mean score, its interval, and more."""
         paths = self._directory.evaluations().values()
         rows = [
             {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
@@ -158,11 +159,11 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """Return a figure of accuracy, length, entropy and outcomes of groups.
+        """Return a figure of accuracy or mean score, length, entropy and outcomes of groups.
 
         Raises DataError without metrics.
         """
-        from dapo.api.lifecycle.execute import title_of
+        from dapo.start.run import title_of
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
@@ -212,7 +213,7 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.api.lifecycle.generate import OpenModel, answers_of, live_sampler
+        from dapo.start.generate import OpenModel, answers_of, live_sampler
 
         if self._live is not None:
             return answers_of(
@@ -252,7 +253,7 @@ class Run:
             0    4
             Name: responses, dtype: int64
         """
-        from dapo.api.lifecycle.evaluate_models import evaluate_model
+        from dapo.start.evaluate import evaluate_model
 
         with self._evaluation_request(data, samples_per_problem, options) as request:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
@@ -269,7 +270,7 @@ class Run:
 
         The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
-        from dapo.api.lifecycle.evaluate_models import compare_models
+        from dapo.start.evaluate import compare_models
 
         if not isinstance(other, str | Path | Run):
             raise ConfigError(f"other: expected a run, its path or a model, got {quoted(other)}")
@@ -282,7 +283,7 @@ class Run:
         self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
     ) -> "Iterator[EvalRequest]":
         """The request of an evaluation, whose rows are in a temporary file until the block ends."""
-        from dapo.api.lifecycle.evaluate_models import EvalRequest
+        from dapo.start.evaluate import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
         with (
@@ -305,7 +306,7 @@ class Run:
         `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
         such a checkpoint.
         """
-        from dapo.api.lifecycle.execute import export_model_of
+        from dapo.start.export import export_model_of
 
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)
@@ -324,7 +325,7 @@ class Run:
         if state.state == "failed":
             facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
         numbers = {name: value for name, value in state.metrics.items() if value is not None}
-        for column in METRIC_COLUMNS:
+        for column in columns_of(numbers):
             if column.metric in SHOWN_METRICS and column.metric in numbers:
                 facts[column.label] = column.show(numbers).strip()
         for name, result in state.evaluations.items():

@@ -22,7 +22,6 @@ from dapo.api.in_memory_data import (
     write_rows,
 )
 from dapo.api.keywords import build_scaled, load_base, named_functions, options_from, with_teacher
-from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
@@ -35,15 +34,17 @@ from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.combine import InlineJudge
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
-from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy
-from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
-from dapo.training.preflight import load_rows
-from dapo.training.rollout import Sampling, collect
-from dapo.training.rollout_metrics import mean_of_updates
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.rollout_metrics import mean_of_updates
+from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
+from dapo.start.check import UserCode, load_functions, open_environment
+from dapo.start.generate import answers_of, generation_plan
+from dapo.start.read import drop_long, read_model_and_encoder, require_fit
+from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
+from dapo.start.rows import load_rows
 from dapo.training.signals import signals_as_requests
 from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates
@@ -92,15 +93,19 @@ class Session(AbstractContextManager["Session"]):
             for writer in code:
                 writer.module().write(self._folder / CODE_FOLDER)
             add_code_folder(self._folder / CODE_FOLDER)
+            self._functions = load_functions(self.config)
+            environment = stack.enter_context(open_environment(self.config))
             self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(
-                self.config, training=True
+                self.config, environment, training=True
             )
             self.config = resolve_engine(self.config, self._loaded.model)
             self._engine = build_engine(
                 self.config, self._loaded, episodes=self._episodes, log=print_text
             )
             stack.callback(self._engine.close)
-            policy = stack.enter_context(open_policy(self.config, self._loaded, None))
+            policy = stack.enter_context(
+                open_policy(self.config, self._loaded, None, self._functions)
+            )
             assert isinstance(policy, Policy)
             self._policy = policy
             self._stack = stack.pop_all()
@@ -215,8 +220,8 @@ class Session(AbstractContextManager["Session"]):
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
         """Evaluate the current model, like `dapo eval`, with arguments of `collect`."""
-        config, key, judge = self._resolve(problems, reward)
-        held_out = self._read(config, key, judge)
+        config, key, code = self._resolve(problems, reward)
+        held_out = self._read(config, key, code)
         plan = evaluation_plan(
             config.changed("data", eval=config.data.train), self._loaded.stop_ids
         )
@@ -224,7 +229,8 @@ class Session(AbstractContextManager["Session"]):
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
-            result = evaluate(sampler, judge, held_out, on_progress=show, check=check)
+            assert code.judge is not None
+            result = evaluate(sampler, code.judge, held_out, on_progress=show, check=check)
         return EvaluationResult.of(
             {"model": self.config.model.name, **result.summary(), "table": result.table()}
         )
@@ -246,22 +252,20 @@ class Session(AbstractContextManager["Session"]):
         return f"Session({self.config.model.name!r}, step={self.step})"
 
     def _prepare(self, problems: Data, reward: Reward) -> Sampling:
-        config, key, judge = self._resolve(problems, reward)
-        rows = self._read(config, key, judge)
+        config, key, code = self._resolve(problems, reward)
+        rows = self._read(config, key, code)
+        judge = code.judge
+        assert judge is not None
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
             test = "calling the function on it" if isinstance(judge, InlineJudge) else None
             self._samplings[key] = build_sampling(
-                config, rows, self._engine, judge, self._encoder, stop_ids, test
+                config, rows, self._engine, code, self._encoder, stop_ids, test
             )
-        sampling = self._samplings[key]
-        sampling.judge = judge
-        return sampling
+        return replace(self._samplings[key], judge=judge)
 
-    def _resolve(
-        self, problems: Data, reward: Reward
-    ) -> "tuple[Config, str, InlineJudge | VerifierPool]":
-        """Return the configuration, the key of the problems, and the judge."""
+    def _resolve(self, problems: Data, reward: Reward) -> tuple[Config, str, UserCode]:
+        """Return the configuration, the key of the problems, and the user's code."""
         problems = self._data if problems is None else problems
         reward = self._reward if reward is None else reward
         config = self.config
@@ -288,7 +292,7 @@ class Session(AbstractContextManager["Session"]):
         return (
             config,
             json.dumps(config.data.train, sort_keys=True, default=str),
-            self._judge(config, functions),
+            replace(self._functions, judge=self._judge(config, functions)),
         )
 
     def _source(self, problems: Data) -> Any:
@@ -311,18 +315,20 @@ class Session(AbstractContextManager["Session"]):
                 options=reward.options,
                 threshold=reward.threshold,
                 functions=functions,
+                template_time=config.data.template_time,
             )
         key = reward.model_dump_json()
         if key not in self._pools:
-            self._pools[key] = self._stack.enter_context(closing(VerifierPool(reward)))
+            pool = VerifierPool(reward, template_time=config.data.template_time)
+            self._pools[key] = self._stack.enter_context(closing(pool))
         return self._pools[key]
 
-    def _read(self, config: Config, key: str, judge: "InlineJudge | VerifierPool") -> list[Problem]:
+    def _read(self, config: Config, key: str, code: UserCode) -> list[Problem]:
         """Return the problems of a source that fit the model, checked once per reward."""
-        key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
+        key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
+                rows, notes = load_rows(config.data, config.reward, code, "train")
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)

@@ -248,7 +248,7 @@ def _number(value: float | None, sign: str = "", *, is_binary: bool) -> str:
 
 def _without_effect(experiment: Experiment) -> Iterator[str]:
     """Describe the options of rows that have no effect in their configurations."""
-    from dapo.cli.check.summary import ignored_options
+    from dapo.start.ignored_options import ignored_options
 
     reported = set()
     for condition in experiment.conditions:

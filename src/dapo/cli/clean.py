@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dapo.api.lifecycle.execute import keep_weights_only
 from dapo.cli.formatting import size
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.checkpoints import bytes_below, numbered
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
+from dapo.start.run import keep_weights_only
 
 WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 """The checkpoints that stay as they are, by what `--keep` names."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.analysis.compare import Comparison, RunFacts, compare_runs
-from dapo.cli.formatting import TITLE, number, option_text, ruled_table
+from dapo.analysis.compare import Comparison, Curve, RunFacts, compare_runs
+from dapo.cli.formatting import TITLE, number, ruled_table
+from dapo.config.option_fields import option_text
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
 
@@ -118,7 +119,7 @@ def _curves(comparison: Comparison) -> Table:
         " of problems sampled in both)"
     )
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
-    for name, curve in comparison.curves.items():
+    for name, curve in _logged_curves(comparison).items():
         mean_a = _mean(curve.a, name)
         mean_b = _mean(curve.b, name)
         if not mean_a and not mean_b:
@@ -134,6 +135,15 @@ def _curves(comparison: Comparison) -> Table:
     return table
 
 
+def _logged_curves(comparison: Comparison) -> dict[str, Curve]:
+    """Return the curves that a run has logged; a verifier of scores has no accuracy."""
+    return {
+        name: curve
+        for name, curve in comparison.curves.items()
+        if any(_mean(values, name) for values in (curve.a, curve.b))
+    }
+
+
 def _costs(comparison: Comparison) -> Table:
     table = _table(
         f"Cost of steps {comparison.steps[0]} to {comparison.steps[-1]}", "", "a", "b", "b / a - 1"
@@ -146,11 +156,11 @@ def _costs(comparison: Comparison) -> Table:
 
 
 def _by_step(comparison: Comparison) -> Table:
-    table = _table("b - a by step, with half of the 95 % interval", "step", *UNITS.values())
+    curves = _logged_curves(comparison)
+    units = [UNITS[name] for name in curves]
+    table = _table("b - a by step, with half of the 95 % interval", "step", *units)
     for i, step in enumerate(comparison.steps):
-        cells = [
-            _plus_minus(curve.differences[i], name) for name, curve in comparison.curves.items()
-        ]
+        cells = [_plus_minus(curve.differences[i], name) for name, curve in curves.items()]
         table.add_row(str(step), *cells)
     return table
 

@@ -28,8 +28,12 @@ from dapo.libs.foreign_options import (
     read_shell,
 )
 
-NOT_WHOLE = 3  # the exit code if options were not read, or their values are not known
+SUCCESS = 0
+FAULT = 1  # as of every check that finds something
+NOT_WHOLE = 3
+NO_ALGORITHM = 4  # no option of the result repairs that, so that scripts can tell it from FAULT
 MAX_BYTES = 2**20
+MAX_NOTEBOOK_BYTES = 2**25  # a notebook holds the pictures of its outputs too
 EXPECTED = (
     "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl,"
     " AReaL or TRL, or a Python script or notebook that calls TRL's GRPOConfig(...)"
@@ -42,11 +46,11 @@ class Conversion:
 
     text: str
     """The configuration as YAML, with what it lacks in comments above it."""
-    fault: str | None
-    """Why it cannot be trained: it does not load, or an algorithm has no counterpart; None: it can.
+    exit_code: int
+    """That of the command: SUCCESS, FAULT, NOT_WHOLE or NO_ALGORITHM; wrong input is a ConfigError.
     """
-    is_whole: bool
-    """Whether each option that has a place here was read."""
+    message: str | None
+    """What the exit code means for this file; None: SUCCESS."""
 
 
 def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
@@ -55,7 +59,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as
     its launcher says, else 1. Raises ConfigError if the file is of no other system.
     """
-    readings = _read(path)
+    readings = _readings(path)
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     options = reading.options
@@ -66,10 +70,11 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         raise ConfigError(
             f"{path} has the options of this system, not of another; {check} explains it"
         )
-    if peer is None or 2 * matches < len(options):
+    num_expected = _num_of_system(options, peer) if peer else 0
+    if peer is None or 2 * matches < num_expected:
         raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
     facts = _facts(path, peer, reading, num_processes)
-    options = OTHERS[peer].folded(options)
+    options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
     translation.unread += reading.unread
     translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
@@ -79,24 +84,53 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     fault = _fault_of_batch(translation, facts)
     text = translation.text(names, as_literal)
-    if fault is None:
-        try:
-            build_config(yaml.safe_load(text) or {})
-        except ConfigError as error:
-            fault = f"the converted configuration does not load yet: {error}"
-    if translation.missing:
-        fault = f"no such algorithm here: {'; '.join(translation.missing)}"
+    exit_code, message = _verdict(translation, text, fault)
     head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
-    return Conversion(head + text, fault, translation.is_whole)
+    return Conversion(head + text, exit_code, message)
+
+
+def _verdict(translation: Translation, text: str, fault: str | None) -> tuple[int, str | None]:
+    """Return the exit code of a translation, and the sentence that explains it.
+
+    An algorithm without a counterpart counts before the rest: what follows describes another one.
+    """
+    if translation.missing:
+        return NO_ALGORITHM, f"no such algorithm here: {'; '.join(translation.missing)}"
+    if fault is not None:
+        return FAULT, fault
+    try:
+        build_config(yaml.safe_load(text) or {})
+    except ConfigError as error:
+        return FAULT, f"the converted configuration does not load yet: {error}"
+    if translation.is_whole:
+        return SUCCESS, None
+    return NOT_WHOLE, (
+        "options could not be read, or their values are not known; the comments above the"
+        " configuration name them"
+    )
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
+_SECTION_OF_VERL = "actor_rollout_ref."
 
 
 def _num_known(reading: Reading) -> int:
     """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
+
+
+def _num_of_system(options: Mapping[str, Any], peer: Peer) -> int:
+    """Return how many options belong to the system itself.
+
+    A program around verl (rllm, verl-tool) has sections of its own, which say nothing against verl;
+    other programs share a few names with it (`data.train_files`), but none of its main section.
+    """
+    is_around_verl = peer == "verl" and any(name.startswith(_SECTION_OF_VERL) for name in options)
+    if not is_around_verl:
+        return len(options)
+    sections = {row.name.partition(".")[0] for row in OTHERS[peer].rows}
+    return sum(name.partition(".")[0] in sections for name in options)
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
@@ -112,14 +146,14 @@ def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) 
     }
 
 
-def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
+def _other_commands(readings: Sequence[Reading], trainer: Reading) -> list[str]:
     """Describe the commands of a script that have options too and are not translated."""
-    notes = [f"line {chosen.line}: the command {chosen.command}"] if chosen.line else []
+    notes = [f"line {trainer.line}: the command {trainer.command}"] if trainer.line else []
     for reading in readings:
-        if reading is chosen or not _num_known(reading):
+        if reading is trainer or not _num_known(reading):
             continue
         differ = [
-            name for name, value in reading.options.items() if chosen.options.get(name) != value
+            name for name, value in reading.options.items() if trainer.options.get(name) != value
         ]
         if differ:
             notes.append(
@@ -163,7 +197,7 @@ def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str |
     return fault
 
 
-def _read(path: Path) -> list[Reading]:
+def _readings(path: Path) -> list[Reading]:
     """Return the commands of a file with their options, by their names in the other system.
 
     Raises ConfigError.
@@ -173,7 +207,7 @@ def _read(path: Path) -> list[Reading]:
         return [
             Reading(
                 {
-                    name: Unknown(value) if "${" in str(value) else value
+                    name: Unknown(str(value)) if "${" in str(value) else value
                     for name, value in leaves
                     if name
                 }
@@ -194,8 +228,10 @@ def _read(path: Path) -> list[Reading]:
 
 def _text(path: Path) -> str:
     """Return the text of a script, or that of a notebook's cells of code."""
-    text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
-    if path.suffix != ".ipynb":
+    is_notebook = path.suffix == ".ipynb"
+    max_bytes = MAX_NOTEBOOK_BYTES if is_notebook else MAX_BYTES
+    text = read_regular(path, max_bytes=max_bytes).decode("utf-8-sig")
+    if not is_notebook:
         return text
     cells = json.loads(text)
     listing = cells.get("cells") if isinstance(cells, dict) else None
@@ -210,7 +246,8 @@ def _cell(source: str | Sequence[str]) -> str:
     text = source if isinstance(source, str) else "".join(source)
     if text.lstrip().startswith("%%") and not text.lstrip().startswith("%%capture"):
         return ""
-    text = re.sub(r"^(\s*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
+    # a command goes on behind a backslash, as in a shell
+    text = re.sub(r"^(\s*)[%!](?:.*\\\n)*.*$", r"\1pass", text, flags=re.MULTILINE)
     try:
         ast.parse(text)
     except SyntaxError:

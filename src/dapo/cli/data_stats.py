@@ -43,7 +43,7 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
 
     Raises DataError before the first one.
     """
-    from dapo.training.problem_stats import read_problem_stats
+    from dapo.sampling.problem_stats import read_problem_stats
 
     file = RunDirectory.open(path).problem_stats
     if not file.is_file():
@@ -82,23 +82,18 @@ def model_pass_rates(
 
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
-    from dapo.api.lifecycle.evaluate_models import (
+    from dapo.evaluation.evaluate import evaluate
+    from dapo.start.build import evaluation_plan
+    from dapo.start.check import check
+    from dapo.start.episodes import episodes_of
+    from dapo.start.evaluate import (
         EvalRequest,
         evaluation_config,
         open_engine_sampler,
         run_options,
     )
-    from dapo.data.prompts import PromptEncoder
-    from dapo.evaluation.evaluate import evaluate
-    from dapo.rewards.workers.pool import VerifierPool
-    from dapo.training.assemble.build import evaluation_plan
-    from dapo.training.assemble.episodes import open_episodes
-    from dapo.training.assemble.inputs import (
-        device_for_inputs,
-        read_model,
-        require_fit,
-        stop_at_turn_end,
-    )
+    from dapo.start.read import read_model_and_prompts, require_fit
+    from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [
@@ -108,9 +103,10 @@ def model_pass_rates(
     ]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
-    loaded = read_model(config, device_for_inputs(config, training=False) if samples else "meta")
-    encoder = PromptEncoder(loaded.tokenizer, config.data)
-    loaded = stop_at_turn_end(loaded, encoder)
+    config = resolve_auto(config, training=False)
+    loaded, encoder = read_model_and_prompts(
+        config, device_for_inputs(config, training=False) if samples else "meta"
+    )
     unique = [problem for problem, _ in unique_problems(data)]
     with progress("count tokens", unit="prompts", after_s=1) as update_progress:
         encoder.measure(unique, on_progress=update_progress)
@@ -123,14 +119,24 @@ def model_pass_rates(
     plan = evaluation_plan(config, loaded.stop_ids)
     require_fit(sample, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
-        judge = stack.enter_context(VerifierPool(config.reward))
-        episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-        if episodes is not None:
+        code = stack.enter_context(check(config, training=False)).code
+        assert code.judge is not None
+        episodes = None
+        if code.environment is not None:
+            episodes = episodes_of(config, loaded.tokenizer, code.environment)
             sample = episodes.with_prompts(sample)
             encoder = episodes.renderer.prompts
-        sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
+        sampler = open_engine_sampler(
+            resolve_engine(config, loaded.model),
+            loaded,
+            encoder,
+            checkpoint,
+            plan,
+            stack,
+            episodes,
+        )
         update_progress = stack.enter_context(progress("sample and verify"))
-        result = evaluate(sampler, judge, sample, on_progress=update_progress)
+        result = evaluate(sampler, code.judge, sample, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
         verdicts = [response.correct for response in judged.valid if response.correct is not None]

@@ -11,13 +11,15 @@ from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
+from dapo.data.demonstrations import RESPONSE_COLUMNS
 from dapo.data.prepare.decontaminate import find_contaminated
 from dapo.data.problems import load_problems
+from dapo.data.sources.rows import CONVERSATION_COLUMNS, json_value
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation
 from dapo.runs.rollout_table import EPISODE, all_columns, episode_of, iterate_rows
 from dapo.runs.stored_config import load_run_config
-from dapo.types import Message, Problem, Prompt, content_text
+from dapo.types import Message, Problem, content_text
 
 Choice: TypeAlias = Literal["shortest", "random"]
 _COLUMNS = (
@@ -31,6 +33,8 @@ _COLUMNS = (
     "response_tokens",
     "step",
 )
+_OWN_COLUMNS = ("prompt", "answer", *RESPONSE_COLUMNS, *CONVERSATION_COLUMNS)
+"""The columns of a demonstration that its response, or the problem's prompt and answer, fill."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,25 @@ class Judged:
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
-        """Return a row of `prompt` and `response`, or of `messages` for several turns."""
+        """Return a row of `prompt` and `response`, or of `messages` for several turns.
+
+        The problem's other columns follow, such as `tools`.
+        """
         prompt = self.problem.prompt
-        answer = {"answer": self.problem.answer} if self.problem.answer else {}
+        columns = {
+            name: json_value(value, name)
+            for name, value in self.problem.fields.items()
+            if name not in _OWN_COLUMNS and value != prompt
+        }
+        if self.problem.answer:
+            columns["answer"] = self.problem.answer
         if not self.turns:
-            return {"prompt": prompt, "response": self.text, **answer}
+            return {"prompt": prompt, "response": self.text, **columns}
         if isinstance(prompt, str):
             prompt_messages = [{"role": "user", "content": prompt}]
         else:
             prompt_messages = [dict(message) for message in prompt]
-        return {"messages": [*prompt_messages, *map(dict, self.turns)], **answer}
+        return {"messages": [*prompt_messages, *map(dict, self.turns)], **columns}
 
 
 def read_judged(source: Path) -> Iterator[Judged]:
@@ -181,20 +194,21 @@ def _rank(response: Judged, choice: Choice, seed: int) -> int:
 
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
-    """Yield the responses in rollouts/, each with its whole prompt."""
+    """Yield the responses in rollouts/, each with its whole problem."""
     paths = list(run.rollout_tables().values())
     if not paths:
         raise DataError(
             f"{run.path} has no judged responses: no step has finished, or log.rollouts=none"
         )
-    prompts = _prompts_of(run)
+    problems = _problems_of(run)
     for path in paths:
         columns = [*_COLUMNS]
         if EPISODE.name in all_columns(path):
             columns.append(EPISODE.name)
         for row in iterate_rows(path, columns):
-            prompt = prompts.get(row["problem_id"], row["question"])
-            problem = Problem(row["problem_id"], prompt, row["answer"])
+            problem = problems.get(row["problem_id"]) or Problem(
+                row["problem_id"], row["question"], row["answer"]
+            )
             episode = episode_of(row)
             is_cut = row["finish"] != "stop" or (episode is not None and episode.is_cut)
             turns = () if episode is None else tuple(episode.messages)
@@ -209,13 +223,13 @@ def _of_run(run: RunDirectory) -> Iterator[Judged]:
             )
 
 
-def _prompts_of(run: RunDirectory) -> Mapping[str, Prompt]:
-    """Return the prompts of a run's training problems by id; empty if its data is gone."""
+def _problems_of(run: RunDirectory) -> Mapping[str, Problem]:
+    """Return a run's training problems by id; empty if its data is gone."""
     try:
         problems = load_problems(load_run_config(run).data.train_source, require_answer=False)
     except (DapoError, OSError):
         return {}
-    return {problem.id: problem.prompt for problem in problems}
+    return {problem.id: problem for problem in problems}
 
 
 def require_sources(sources: Sequence[Path]) -> None:

@@ -16,7 +16,8 @@ from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
-from dapo.engines.engine import WeightSource
+from dapo.engines.continuation import ContinuingEngine
+from dapo.engines.engine import Capabilities, WeightSource
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.starts import EpisodeStarts
@@ -24,7 +25,7 @@ from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.episodes import turn_renderer
+from dapo.start.episodes import turn_renderer
 from dapo.types import Episode, Generation, GenerationRequest, Problem
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Play:
 
 class NonsenseEngine:
     """A rollout engine without a model: each turn is nonsense of one kind."""
+
+    capabilities = Capabilities()
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int
@@ -173,7 +176,7 @@ class _Player:
         stop_id = (
             self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
         )
-        nonsense = NonsenseEngine(self._tokenizer, stop_id, kind, seed)
+        nonsense = ContinuingEngine(NonsenseEngine(self._tokenizer, stop_id, kind, seed))
         engine = EpisodeEngine(nonsense, self._pool, self._renderer, self._options, starts=starts)
         engine.submit(
             [

@@ -1,6 +1,5 @@
 """Formats tables, numbers, counts and values of options for the commands."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,15 +46,6 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def option_text(value: object) -> str:
-    """Return the value of an option as a configuration file writes it."""
-    if value is None:
-        return "none"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(value, default=str) if isinstance(value, bool | list | dict) else str(value)
 
 
 def weighted(names: str | Mapping[str, float]) -> str:

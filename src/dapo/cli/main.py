@@ -27,7 +27,7 @@ from dapo.cli.arguments import (
 )
 from dapo.cli.data import data_app
 from dapo.cli.plugin_commands import add_plugin_commands
-from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
+from dapo.core.errors import EXIT_CODES, ConfigError, ConversionFault, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 
@@ -190,19 +190,20 @@ def convert(
 
     Reads a script of verl or TRL, or YAML of verl, AReaL or TRL. Options without a counterpart are
     listed, each with what happens instead.
+
+    The exit code is 1 if the configuration does not load, 2 if FILE is of no other system, 3 if
+    options could not be read, and 4 if there is no such algorithm here.
     """
     from dapo.cli.convert import NOT_WHOLE, convert_file
 
     conversion = convert_file(file, processes)
     print_text(conversion.text, end="")
-    if conversion.fault is not None:
-        raise ConfigError(conversion.fault)
-    if not conversion.is_whole:
-        warn(
-            "options could not be read, or their values are not known; the comments above the"
-            " configuration name them"
-        )
+    if conversion.message is None:
+        return
+    if conversion.exit_code == NOT_WHOLE:
+        warn(conversion.message)
         raise typer.Exit(NOT_WHOLE)
+    raise ConversionFault(conversion.message, conversion.exit_code)
 
 
 @other_commands.command(

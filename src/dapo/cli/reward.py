@@ -16,8 +16,8 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
 from dapo.rewards.combine import RewardSpec
+from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifiers.function import missing_columns, require_columns
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word

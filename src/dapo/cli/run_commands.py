@@ -1,7 +1,6 @@
 """The commands that start, continue and evaluate runs, such as train, resume and eval."""
 
 import os
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,20 +56,13 @@ def train(
     else:
         file = find_config(config)
         loaded = load_config(file, overrides or [])
+    from dapo.cli.train import start_run
     from dapo.runs.directory import default_run_path
-    from dapo.training.preflight import open_judge
 
     path = run_dir or default_run_path(file, datetime.now())
-    with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:
-        if sys.stdout.isatty():  # imports and loading take a while and print nothing
-            print_text(
-                f"the verifier is ready; loading {loaded.model.name} and"
-                f" {loaded.data.train_source.label} ..."
-            )
-        from dapo.cli.train import start_run
-
-        keep_freed_memory()
-        start_run(loaded, run_dir=path, config_name=file.stem, judge=judge)
+    keep_freed_memory()
+    with stdout_to_stderr(as_json):
+        start_run(loaded, run_dir=path, config_name=file.stem)
     if as_json:
         _print_run(path)
 
@@ -397,8 +389,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.api.lifecycle.evaluate_models import EvalRequest, compare_models, evaluate_model
     from dapo.cli.eval_report import evaluation_json, print_evaluation
+    from dapo.start.evaluate import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         # with --compare the first argument is an option

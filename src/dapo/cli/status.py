@@ -47,7 +47,11 @@ def _result(status: RunStatus) -> str:
         if evaluation.get("accuracy") is not None
     ]
     if not evaluated:
-        return number(status.metrics.get("reward/accuracy"), ".1%")
+        accuracy = status.metrics.get("reward/accuracy")
+        score = status.metrics.get("reward/score_mean")
+        if accuracy is None and score is not None:
+            return accuracy_text(score, is_score=True)
+        return number(accuracy, ".1%")
     name = evaluated[-1]
     metrics = {f"eval/{name}/{key}": value for key, value in status.evaluations[name].items()}
     accuracy = metrics[f"eval/{name}/accuracy"]

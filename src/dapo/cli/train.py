@@ -1,4 +1,7 @@
-"""`dapo train`, `resume`, `fork` and `export`; `api/lifecycle/execute.py` does the work."""
+"""`dapo train`, `resume`, `fork` and `export`; `start/` does the work.
+
+What imports torch is imported when a run is checked, so that wrong options are refused at once.
+"""
 
 import shlex
 import sys
@@ -8,11 +11,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.api.lifecycle import execute
 from dapo.cli.formatting import size
 from dapo.config import Config
+from dapo.config.run_options import MAX_RESTARTS
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import has_weights_only
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
@@ -20,8 +22,7 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.training.fork import create_fork, default_fork_path, plan_fork
-from dapo.training.preflight import open_judge
+from dapo.start.check import check
 
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
@@ -31,35 +32,42 @@ def start_run(
     *,
     run_dir: Path | None,
     config_name: str,
-    max_restarts: int = execute.MAX_RESTARTS,
-    judge: VerifierPool | None = None,
+    max_restarts: int = MAX_RESTARTS,
 ) -> None:
     """Train in `run_dir`, or in a new folder of `runs` named by `config_name` and time.
 
     Args:
-        config: the resolved configuration.
+        config: the configuration.
         run_dir: the directory to make; None: a new one in `runs`.
         config_name: the name of the configuration, for a directory without `run_dir`.
         max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
-        judge: the result of `open_judge` for this configuration; None: open it here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
-    with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
-        execute.run_training(ready, execute.RunCallbacks(warn), max_restarts=max_restarts)
+    require_new_run(path)
+    with check(config) as checked:
+        if sys.stdout.isatty():  # imports and loading take a while and print nothing
+            print_text(
+                f"the verifier is ready; loading {config.model.name} and"
+                f" {config.data.train_source.label} ..."
+            )
+        from dapo.start.run import RunCallbacks, new_run, run_training
+
+        with new_run(checked, path, command=sys.argv) as ready:
+            run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
     report(ready.config, ready.directory)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
-    with execute.continued_run(path, overrides) as run:
-        if isinstance(run, execute.Finished):
-            execute.end_run(run.config, run.directory, warn=warn)
+    from dapo.start.run import Finished, RunCallbacks, continued_run, end_run, run_training
+
+    with continued_run(path, overrides) as run:
+        if isinstance(run, Finished):
+            end_run(run.config, run.directory, warn=warn)
         else:
-            execute.run_training(run, execute.RunCallbacks(warn))
+            run_training(run, RunCallbacks(warn))
     report(run.config, run.directory)
-    if isinstance(run, execute.Finished) and run.directory.checkpoints.with_optimizer_state(
-        but_newest=0
-    ):
+    if isinstance(run, Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
         print_text(f"\n{run.advice}")
 
 
@@ -136,7 +144,9 @@ def export_run(
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
-    config, step = execute.export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
+    from dapo.start.export import export_model_of
+
+    config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
     return {
         "model": str(out_dir),
         "run": str(path),
@@ -169,6 +179,8 @@ def fork_run(
         trains: train the forks; False: only make them.
         as_json: print JSON, and all other lines to stderr.
     """
+    from dapo.start.fork import create_fork, default_fork_path, plan_fork
+
     parent = RunDirectory.open(path)
     base = run_dir or default_fork_path(parent, step, datetime.now())
     branches: dict[Path, int | None] = {base: None}
@@ -184,7 +196,7 @@ def fork_run(
     with stdout_to_stderr(as_json):
         with (
             with_start_folder(parent),
-            open_judge(load_run_config(parent, overrides), elsewhere=not trains),
+            check(load_run_config(parent, overrides), elsewhere=not trains),
         ):
             forks = [create_fork(plan, target, sys.argv) for target, plan in plans.items()]
         for fork, plan in zip(forks, plans.values(), strict=True):

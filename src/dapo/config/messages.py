@@ -108,8 +108,8 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
         yield f"no option here for {', '.join(names)}: {why}"
     if peer is not None and num_theirs > 1:
         yield (
-            f"dapo show docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE"
-            " translates a file of them"
+            f"dapo show docs coming_from shows a run of {TITLES[peer]} and the same run here; dapo convert"
+            " FILE translates a file of them"
         )
 
 

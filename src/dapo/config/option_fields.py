@@ -1,6 +1,8 @@
 """The fields of all options, with metadata and the conditions of their effect."""
 
+import json
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -90,3 +92,17 @@ def known_about(info: FieldInfo) -> dict[str, Any]:
     if not isinstance(info.json_schema_extra, dict):
         return {}
     return info.json_schema_extra
+
+
+def value_of(config: Config, name: str) -> Any:
+    """Return the value of an option, or of a property of the configuration, by its dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def option_text(value: object) -> str:
+    """Return the value of an option as a configuration file writes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, default=str) if isinstance(value, bool | list | dict) else str(value)

@@ -193,9 +193,7 @@ class Config(Section):
         """The value of `train.microbatch_tokens`, after `auto` was resolved."""
         tokens = self.train.microbatch_tokens
         if tokens is None:
-            raise ValueError(
-                "train.microbatch_tokens=auto is not resolved: see training/assemble/resolve.py"
-            )
+            raise ValueError("train.microbatch_tokens=auto is not resolved: see start/resolve.py")
         return tokens
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
-from dapo.libs.foreign_options import Algorithm, Counterpart, Table, shown_value, translated
+from dapo.libs.foreign_options import Algorithm, Counterpart, Table, shown_value, translate_value
 
 Peer: TypeAlias = Literal["trl", "verl", "areal"]
 TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}
@@ -104,7 +104,7 @@ def called_elsewhere(
     label = f"{TITLES[system]}'s {their_name}"
     if value is not None:
         label += f"={shown_value(value)}"
-    row, equivalents = translated(rows, value, {**OTHERS[system].defaults, **others})
+    row, equivalents = translate_value(rows, value, {**OTHERS[system].defaults, **others})
     options: dict[str, None] = {}
     for counterpart in rows:
         for option in counterpart.ours:
@@ -117,7 +117,7 @@ def called_elsewhere(
     remark = rows[0].reason if row is None else row.reason
     if not options:
         return f"{label} has no option here: {remark}"
-    page = f"from_{system}"
+    page = "coming_from"
     if rows[0].converted and not equivalents:
         page += f": {remark}"
     return f"{label} is {' and '.join(values)} here (dapo show docs {page})"

@@ -28,6 +28,7 @@ class EvalConfig(Section):
 
 
 START_TIMEOUT_S = 900.0  # time limit for the start of all processes of a run, in seconds
+MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trainer rank
 
 
 class DistributedConfig(Section):

@@ -5,9 +5,18 @@ which run code of users and of data, only those that are known to configure prog
 """
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from dapo.core.secrets import PROXIES, is_secret_name, may_be_written, secret_variables
+from dapo.core.loading import module_file
+from dapo.core.secrets import (
+    HUB_VARIABLES,
+    PROXIES,
+    is_secret_name,
+    may_be_written,
+    secret_variables,
+)
 
 _NAMES = frozenset(
     (
@@ -80,3 +89,16 @@ def worker_environment(exceptions: Collection[str] = ()) -> dict[str, str]:
         for name in public
         if name in exceptions or (name in harmless and not is_secret_name(name))
     }
+
+
+def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return a worker's variables: harmless ones, and those that options or modules name.
+
+    The names are those of verifiers, `module:function`, or an environment's `module:Class`.
+    """
+    variables = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
+    for name, options in options_by_name.items():
+        variables |= {str(value) for option, value in options.items() if option.endswith("_env")}
+        if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
+            variables |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
+    return worker_environment(variables)

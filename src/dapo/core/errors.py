@@ -37,6 +37,14 @@ class ConfigError(DapoError):
     exit_code = 2
 
 
+class ConversionFault(DapoError):
+    """A converted configuration cannot be trained as it is; its text has been printed."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
 class DataError(DapoError):
     """A data source is missing, empty or malformed; the message gives file and line."""
 

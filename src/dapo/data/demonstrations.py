@@ -12,9 +12,11 @@ from dapo.data.problems import load_problems
 from dapo.data.sources.rows import (
     CONVERSATION_COLUMNS,
     PROMPT_COLUMNS,
+    TEMPLATE_KWARGS,
     as_message,
     as_prompt,
     column_value,
+    json_value,
     parsed_messages,
     problem_id,
     require_filled,
@@ -54,7 +56,7 @@ def demonstration_from_row(
     in the column `messages`. The messages up to the first of the assistant are the prompt. A
     demonstration of several turns has them all in the field `turns`, and the last one as its
     answer; so does one whose turn has further keys, such as `tool_calls`. Other columns but `tools`
-    are left out.
+    and `chat_template_kwargs`, which the chat template reads, are left out.
     """
     if isinstance(row, DataError):
         raise row
@@ -104,6 +106,9 @@ def demonstration_from_row(
         turns = turns[:-1]
     answer = content_text(turns[-1])
     fields = tool_schemas(row, where)
+    variables = row.get(TEMPLATE_KWARGS)
+    if isinstance(variables, Mapping):
+        fields[TEMPLATE_KWARGS] = json_value(variables, f"{where}: {TEMPLATE_KWARGS}")
     if len(turns) == 1 and turns[0].keys() == {"role", "content"}:
         return Problem(
             problem_id(prompt, answer, fields.get("tools")), prompt, answer, source, fields

@@ -1,6 +1,5 @@
 """Load the problems that a data spec names."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,10 +8,11 @@ from typing import Any
 
 from dapo.config.data_spec import FileSource, HubSource, MixSource, Source, TaskSource, parse_spec
 from dapo.core.errors import DataError
+from dapo.data.begun import episode_name
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.gym_source import gym_problems
 from dapo.data.sources.readers import read_hub_rows, read_rows
-from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text, unlike_json
+from dapo.data.sources.rows import lost_type, problem_from_row, problem_id, prompt_text
 from dapo.types import Problem
 
 SHOWN_ERRORS = 10
@@ -20,8 +20,6 @@ DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 # reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no
 # items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
-
-_BEGUN = re.compile(r"episode \d+ of \w+, seed -?\d+")
 
 
 def load_problems(
@@ -175,7 +173,7 @@ def _read(
     for where, row in rows:
         if texts is not None and not isinstance(row, DataError):
             for column, value in row.items():
-                kind = unlike_json(value)
+                kind = lost_type(str(column), value, source.columns)
                 if kind is not None:
                     texts.setdefault(str(column), kind)
         try:
@@ -225,10 +223,5 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
 
 def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
     """Return problems with distinct ids, the seeds of episodes; `reset` gives the prompts."""
-    prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
+    prompts = [episode_name(index, split=split, seed=seed) for index in range(size)]
     return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]
-
-
-def is_begun_by_environment(problem: Problem) -> bool:
-    """Return True if a problem of `data.train=environment` has a mere name instead of a prompt."""
-    return problem.source == "environment" and _BEGUN.fullmatch(str(problem.prompt)) is not None

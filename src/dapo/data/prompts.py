@@ -14,6 +14,7 @@ import numpy as np
 from dapo.core.errors import DataError
 from dapo.data.byte_level import ByteDecoder, TokenBound
 from dapo.data.chat_template import ChatTemplate
+from dapo.data.sources.rows import TEMPLATE_KWARGS
 from dapo.types import Message, Problem, Prompt, content_text
 
 if TYPE_CHECKING:
@@ -448,8 +449,6 @@ class PromptEncoder:
 
 TOOLS = "tools"
 """The column with the schemas of a problem's tools, which the chat template gets."""
-TEMPLATE_KWARGS = "chat_template_kwargs"
-"""The column with a problem's variables for the chat template, as TRL has it."""
 
 
 def template_columns(problem: Problem) -> dict[str, Any]:

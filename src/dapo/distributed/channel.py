@@ -8,16 +8,18 @@ them twice.
 
 import mmap
 import os
+import pickle
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dapo.processes.frames import frame, read_bytes, read_frame
 
 BUFFERS_PER_WRITE = 1024  # the number of buffers that Linux takes in one call (IOV_MAX)
 # fewer bytes go through the socket, which buffers them without waiting for the other end
@@ -39,92 +41,87 @@ class Buffers:
             )
         )
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Have the bytes sent beside the pickle, without the type and shape of each array."""
+        return _buffers, tuple(pickle.PickleBuffer(part.data) for part in self.parts)
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The placeholder of buffers in the message that precedes them."""
 
-    sizes: tuple[int, ...]
-    is_shared: bool  # whether the descriptor of a shared file follows instead of the bytes
+def _buffers(*rows: Any) -> Buffers:
+    return Buffers(tuple(np.frombuffer(row, np.uint8) for row in rows))
 
 
 class Channel:
-    """One end of a socket. One thread sends at a time, and one receives."""
+    """One end of a socket. One thread sends at a time, and one receives.
+
+    A message is a frame with its pickle, the sizes of its buffers, and whether the descriptor of a
+    shared file follows instead of their bytes.
+    """
 
     def __init__(self, descriptor: int) -> None:
         """Take over the file descriptor of a blocking socket, one end of a pair on this machine."""
-        self._connection: Connection[Any, Any] = Connection(descriptor)
+        self._connection = socket.socket(fileno=descriptor)
+        weakref.finalize(self, self._connection.close)
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send a message; a tuple in it may hold `Buffers`.
+        """Send a message, in which `Buffers` may stand.
 
         Raises the pickling error of an unsuitable message before it sends anything, and OSError if
         the other end is gone.
         """
-        with ExitStack() as files:
-            following: list[Callable[[], None]] = []
-
-            def replaced(value: Any) -> Any:
-                if not isinstance(value, Buffers):
-                    return value
-                sizes = tuple(part.nbytes for part in value.parts)
-                file = _shared_file(value) if sum(sizes) >= MIN_SHARED_BYTES else None
-                if file is None:
-                    following.append(lambda: _write(self._connection.fileno(), value))
-                else:
-                    files.callback(os.close, file)
-                    following.append(lambda: self._send_descriptor(file))
-                return _Sizes(sizes, is_shared=file is not None)
-
-            self._connection.send(_map_members(replaced, message))
-            for send in following:
-                send()
+        arrays: list[pickle.PickleBuffer] = []
+        body = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+        buffers = [array.raw() for array in arrays]
+        sizes = [buffer.nbytes for buffer in buffers]
+        file = _shared_file(buffers) if sum(sizes) >= MIN_SHARED_BYTES else None
+        try:
+            self._connection.sendall(frame(pickle.dumps((body, sizes, file is not None))))
+            if file is None:
+                _write(self._connection.fileno(), buffers)
+            else:
+                socket.send_fds(self._connection, [b"-"], [file])
+        finally:
+            if file is not None:
+                os.close(file)
 
     def send_end(self) -> None:
         """Send the mark of the last message."""
-        self._connection.send_bytes(b"")
+        self._connection.sendall(frame(b""))
 
     def receive(self) -> tuple[Any, ...]:
         """Return the next message. Raises EOFError after the last one, or OSError.
 
         Unpickling can raise any error.
         """
-        return _map_members(self._filled, self._connection.recv())
+        head = read_frame(self._connection)
+        if not head:
+            raise EOFError
+        body, sizes, is_shared = pickle.loads(head)
+        memory = self._mapped(sum(sizes)) if is_shared else self._read(sum(sizes))
+        ends = accumulate(sizes, initial=0)
+        message: tuple[Any, ...] = pickle.loads(
+            body, buffers=[memory[start:end] for start, end in pairwise(ends)]
+        )
+        return message
 
-    def _filled(self, value: Any) -> Any:
-        if not isinstance(value, _Sizes):
-            return value
-        size = sum(value.sizes)
-        memory = self._mapped(size) if value.is_shared else self._read(size)
-        return Buffers(tuple(memory[a:b] for a, b in pairwise(accumulate(value.sizes, initial=0))))
+    def _read(self, size: int) -> memoryview:
+        data = read_bytes(self._connection, size)
+        if data is None:
+            raise EOFError
+        return memoryview(data)
 
-    def _read(self, size: int) -> NDArray[np.uint8]:
-        memory = np.empty(size, np.uint8)
-        remaining = memory.data
-        while remaining:
-            if not (count := os.readv(self._connection.fileno(), [remaining])):
-                raise EOFError
-            remaining = remaining[count:]
-        return memory
-
-    def _mapped(self, size: int) -> NDArray[np.uint8]:
+    def _mapped(self, size: int) -> memoryview:
         """Return the shared file whose descriptor comes next, which exists as long as its views."""
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        data, descriptors, _, _ = socket.recv_fds(self._connection, 1, 1)
         if not data:
             raise EOFError
         [descriptor] = descriptors
         try:
-            return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+            return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
         finally:
             os.close(descriptor)
 
-    def _send_descriptor(self, file: int) -> None:
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            socket.send_fds(end, [b"-"], [file])
 
-
-def _shared_file(buffers: Buffers) -> int | None:
+def _shared_file(buffers: Sequence[memoryview]) -> int | None:
     """Return the descriptor of a file in memory with the bytes; None if the system refuses."""
     if not hasattr(os, "memfd_create"):
         return None
@@ -139,8 +136,8 @@ def _shared_file(buffers: Buffers) -> int | None:
     return file
 
 
-def _write(descriptor: int, buffers: Buffers) -> None:
-    filled = [part.data for part in buffers.parts if part.size]
+def _write(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    filled = [buffer for buffer in buffers if buffer.nbytes]
     for start in range(0, len(filled), BUFFERS_PER_WRITE):
         views = filled[start : start + BUFFERS_PER_WRITE]
         first = 0
@@ -151,10 +148,3 @@ def _write(descriptor: int, buffers: Buffers) -> None:
                 first += 1
             if num_bytes:
                 views[first] = views[first][num_bytes:]
-
-
-def _map_members(function: Callable[[Any], Any], message: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the message with `function` applied to the members of the tuples in it."""
-    return tuple(
-        tuple(map(function, member)) if type(member) is tuple else member for member in message
-    )

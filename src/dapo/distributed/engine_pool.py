@@ -13,10 +13,7 @@ is a function of its weights and of the calls on it, so the new one reaches the 
 one. Without `reproducible` only unanswered requests are sampled again.
 """
 
-import pkgutil
-import sys
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -32,16 +29,16 @@ from dapo.core.errors import (
     WorkerDied,
     WorkerFault,
 )
-from dapo.core.terminal import print_text
+from dapo.distributed.engine_worker import EngineWorker
 from dapo.distributed.protocol import (
     CALL_TIMEOUT_S,
     ENGINE_NAME,
     Launcher,
-    WeightsHandle,
     Worker,
     WorkerSpec,
 )
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.distributed.weight_files import RankWeights
+from dapo.engines.engine import WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
 
@@ -52,48 +49,6 @@ CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
 POLL_S = 0.1  # also the time for which a submit or an abort may wait
 REMEMBERED_ANSWERS = 2**16  # newest answers whose engine is known to requests that continue them
-
-
-class EngineWorker:
-    """The object in an engine's process: any rollout engine, which gets its weights by handle."""
-
-    def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
-        engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
-        self._engine = engine
-        self.submit = engine.submit
-        self.abort = engine.abort
-        self.close = engine.close
-        self.drop_weights = engine.drop_weights
-        for method in ("connect_weights", "receive_weights"):  # of vLLM: see weight_transfer.py
-            setattr(self, method, getattr(engine, method, None))
-        self._has_loaded = False
-
-    def poll(self, seconds: float = 0.0) -> list[Generation]:
-        """Advance, by at least one step, until a request is finished or the seconds are over."""
-        deadline = time.monotonic() + seconds
-        generations = self._engine.poll()
-        while not generations and time.monotonic() < deadline:
-            generations = self._engine.poll()
-        return generations
-
-    def load_weights(self, handle: WeightsHandle) -> int:
-        """Load a version.
-
-        A failure after an earlier success is WorkerDied: a new process then tries once more.
-        """
-        try:
-            with handle.open() as weights:
-                self._engine.load_weights(weights, handle.version)
-        # engines and devices fail in many ways, and may hold half of the weights
-        except Exception as error:
-            if not self._has_loaded:
-                raise
-            print_text(traceback.format_exc(), file=sys.stderr)
-            raise WorkerDied(
-                f"an engine did not load the weights of version {handle.version}: {error}"
-            ) from error
-        self._has_loaded = True
-        return handle.version
 
 
 class Call(NamedTuple):
@@ -180,7 +135,7 @@ class EngineHandle:
         done = {request.id for request in last.arguments[0]} if last.method == "submit" else set()
         done |= {generation.request_id for generation in self.undelivered}
         unanswered = [request for name, request in self.in_flight.items() if name not in done]
-        self.call_log = [call for call in earlier if call.method == "load_weights"]
+        self.call_log = [call for call in earlier if call.method == "load_published"]
         self.call_log += [Call("submit", (unanswered,))] if unanswered else []
         self.call_log.append(last)
 
@@ -197,7 +152,7 @@ class EngineHandle:
             generations = yield _without_finished(call, active_ids)
             if call.method == "submit":
                 active_ids.update((request.id, None) for request in call.arguments[0])
-            elif call.method != "load_weights":
+            elif call.method != "load_published":
                 for generation in generations:
                     active_ids.pop(generation.request_id, None)
                     if (
@@ -304,9 +259,11 @@ class EnginePool(EngineState):
         """
         if self._transfer is None or is_first:
             return False
-        ranks = getattr(weights, "send", None)
         try:
-            self._transfer.run(weights if ranks is None else None, self._engines, version, ranks)
+            if isinstance(weights, RankWeights):
+                self._transfer.run(None, self._engines, version, weights.send)
+            else:
+                self._transfer.run(weights, self._engines, version)
             return True
         except (TrainerLost, NumericsError):
             raise
@@ -324,8 +281,9 @@ class EnginePool(EngineState):
         """Return the call that loads the newest weights from a file, written now if missing."""
         assert self._weights is not None
         weights, version = self._weights
-        export = getattr(weights, "export", lambda: weights)  # of a trainer group
-        return Call("load_weights", (self._launcher.publish_weights(export(), version),))
+        if isinstance(weights, RankWeights):
+            weights = weights.export()
+        return Call("load_published", (self._launcher.publish_weights(weights, version),))
 
     def drop_weights(self) -> None:
         """Free the memory of engines that share a GPU with a trainer; others keep their weights."""

@@ -1,4 +1,4 @@
-"""Helpers of both launchers: resources, waiting for a start, import path, ends of logs."""
+"""Helpers of both launchers: resources, waiting for a start, import path."""
 
 import os
 import time
@@ -13,8 +13,6 @@ from dapo.config import Config
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-LOG_TAIL_LINES = 5
-LOG_TAIL_BYTES = 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -85,15 +83,3 @@ def import_path(spec: WorkerSpec) -> str:
             None, [package_path, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
         )
     )
-
-
-def log_tail(log: Path) -> str:
-    """Return `; log tail of LOG: LINE | LINE`, or nothing if there is no log to read."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(-min(LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return f"; log tail of {log}: {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""

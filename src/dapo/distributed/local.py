@@ -22,10 +22,12 @@ from dapo.core.environment import public_environment
 from dapo.core.errors import WorkerDied
 from dapo.core.files import PRIVATE, make_private_folder, open_no_link
 from dapo.distributed.channel import Channel
-from dapo.distributed.launch import import_path, log_tail, wait_until_ready
+from dapo.distributed.launch import import_path, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.weight_files import WeightsFile, WeightsFolder
 from dapo.engines.engine import WeightSource
+from dapo.processes.output import log_tail
+from dapo.processes.spawn import exit_reason, start_module
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -44,21 +46,12 @@ class LocalWorker:
         variables = {**spec.environment, "PYTHONPATH": import_path(spec)}
         controller_end, worker_end = socket.socketpair()
         with worker_end, open_no_link(log, "ab", permissions=PRIVATE) as output:
-            self._process = subprocess.Popen(
-                # -P: a file of the current directory called queue.py must not run
-                [
-                    spec.python or sys.executable,
-                    "-P",
-                    "-m",
-                    "dapo.distributed.worker_main",
-                    str(worker_end.fileno()),
-                ],
-                env=public_environment(spec.secrets) | variables,
-                pass_fds=[worker_end.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C reaches the controller alone
+            self._process = start_module(
+                "dapo.distributed.worker_main",
+                [worker_end.fileno()],
+                environment=public_environment(spec.secrets) | variables,
+                output=output,
+                python=spec.python or sys.executable,
             )
         self._channel = Channel(controller_end.detach())
         threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
@@ -122,9 +115,7 @@ class LocalWorker:
     def _exit_reason(self) -> str:
         try:
             code = self._process.wait(CLOSE_TIMEOUT_S)
-            ended = f"exited with code {code}"
-            if code < 0:
-                ended = f"was ended by {signal.Signals(-code).name}"
+            ended = exit_reason(code, by_signal="was ended by")
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
         return f"{self.name} {ended}{log_tail(self.log)}"

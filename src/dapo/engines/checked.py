@@ -2,7 +2,9 @@
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, TypeVar
@@ -11,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.core.errors import DapoError, EngineError
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import EngineLayer, RolloutEngine, WeightSource, float_array
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")
@@ -21,8 +23,11 @@ _STALL_POLLS = 1000
 _LOGPROB_TOLERANCE = 1e-3
 
 
-class CheckedEngine:
-    """Wraps an engine and checks every answer against its request; a wrong one is an EngineError.
+class CheckedEngine(EngineLayer):
+    """Checks every answer against its request; a wrong one is an EngineError.
+
+    The tokens and log-probabilities of an answer become arrays (`with_arrays`), whatever sequences
+    the engine has returned.
 
     The error names the request, the expected and the actual value. An engine whose polls return
     nothing counts as hung after `stall_s` seconds without a finished response, provided that it was
@@ -32,7 +37,7 @@ class CheckedEngine:
 
     def __init__(self, engine: RolloutEngine, *, vocabulary: int, stall_s: float = STALL_S) -> None:
         """`vocabulary` is the number of the model's tokens."""
-        self._engine = engine
+        super().__init__(engine)
         self._vocabulary = vocabulary
         self._stall_s = stall_s
         self._version: int | None = None
@@ -62,7 +67,7 @@ class CheckedEngine:
         for generation in generations:
             self._check(generation, self._pop_pending(generation))
         self._check_stalled(bool(generations))
-        return generations
+        return [with_arrays(generation) for generation in generations]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         generations = self._list_of_generations(
@@ -77,10 +82,7 @@ class CheckedEngine:
         for name in request_ids:
             if name in self._pending:
                 raise EngineError(f"the engine did not answer the abort of request {name!r}")
-        return generations
-
-    def close(self) -> None:
-        self._engine.close()
+        return [with_arrays(generation) for generation in generations]
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         try:
@@ -208,6 +210,19 @@ class CheckedEngine:
                 f" with {len(self._pending)} requests in flight (the first:"
                 f" {next(iter(self._pending))!r}); it has hung"
             )
+
+
+def with_arrays(generation: Generation) -> Generation:
+    """Return the response with its numbers in arrays, the one form that later stages see.
+
+    Tokens have 4 bytes each, and so have log-probabilities, unless that would change one.
+    """
+    tokens = generation.token_ids
+    logprobs = generation.logprobs
+    has_tokens = isinstance(tokens, array) and tokens.typecode == "i"
+    if has_tokens and isinstance(logprobs, array) and logprobs.typecode == "f":
+        return generation
+    return replace(generation, token_ids=array("i", tokens), logprobs=float_array(logprobs))
 
 
 def _raise_first(generation: Generation, wrong: Iterable[tuple[int, Any]], expected: str) -> None:

@@ -2,48 +2,16 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
-from dapo.engines.engine import RolloutEngine, WeightSource, float_array
+from dapo.engines.engine import EngineLayer, RolloutEngine, Unfinished, float_array
 from dapo.types import Generation, GenerationRequest
 
 Versions: TypeAlias = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """A suspended response, and what an engine needs beside its request to continue it."""
-
-    generation: Generation
-    """The tokens so far."""
-    lag: int | None = None
-    """Polls until the answer of an environment counts; None: a token is to be sampled next."""
-    handle: Any = None
-    """The open episode in this process; None: an episode is rebuilt from its turns."""
-    num_calls: int = 0
-    """The episode's number of calls; if `handle` has another, it has left this response."""
-
-    def close(self) -> None:
-        """Give up the response."""
-        if self.handle is not None and self.handle.num_calls == self.num_calls:
-            self.handle.close()
-
-
-class SuspendableEngine(RolloutEngine, Protocol):
-    """A rollout engine whose responses can stop early, and continue after new weights."""
-
-    def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        """Stop these requests; a response that has just ended is returned whole.
-
-        Afterwards the engine has none of them in flight.
-        """
-
-    def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        """Continue suspended responses, each with its request as it was submitted."""
-
-
-class ContinuingEngine:
+class ContinuingEngine(EngineLayer):
     """Makes an engine suspendable: the rest of a response is a request with an offset.
 
     The prompt of that request holds the tokens so far, so that keys and values are always those of
@@ -52,17 +20,8 @@ class ContinuingEngine:
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._begun: dict[str, Generation] = {}
-
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        self._engine.load_weights(weights, version)
-
-    def drop_weights(self) -> None:
-        self._engine.drop_weights()
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        self._engine.submit(requests)
 
     def poll(self) -> list[Generation]:
         return [self._joined(generation) for generation in self._engine.poll()]
@@ -94,7 +53,7 @@ class ContinuingEngine:
 
     def close(self) -> None:
         self._begun.clear()
-        self._engine.close()
+        super().close()
 
     def _joined(self, generation: Generation) -> Generation:
         begun = self._begun.pop(generation.request_id, None)
@@ -103,17 +62,13 @@ class ContinuingEngine:
 
 def joined(beginning: Generation, continuation: Generation) -> Generation:
     """Join the parts of a single response."""
-    count = len(beginning.token_ids)
     versions = beginning.versions or ((0, beginning.version),)
-    logprobs: Sequence[float] = (*beginning.logprobs, *continuation.logprobs)
-    if isinstance(continuation.logprobs, array):
-        logprobs = float_array(logprobs)
     return replace(
         continuation,
-        token_ids=_concatenated(beginning.token_ids, continuation.token_ids),
-        logprobs=logprobs,
+        token_ids=array("i", [*beginning.token_ids, *continuation.token_ids]),
+        logprobs=float_array([*beginning.logprobs, *continuation.logprobs]),
         version=beginning.version,
-        versions=extended(versions, continuation, at=count),
+        versions=extended(versions, continuation, at=len(beginning.token_ids)),
     )
 
 
@@ -125,9 +80,3 @@ def extended(versions: Versions, part: Generation, *, at: int) -> Versions | Non
         if not entries or entries[-1][1] != version:
             entries.append((at + start, version))
     return tuple(entries) if len(entries) > 1 else None
-
-
-def _concatenated(beginning: Sequence[int], continuation: Sequence[int]) -> Sequence[int]:
-    if isinstance(continuation, array):
-        return array(continuation.typecode, [*beginning, *continuation])
-    return (*beginning, *continuation)

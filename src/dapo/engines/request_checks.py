@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 from dapo.core.errors import EngineError
+from dapo.engines.engine import Capabilities
 from dapo.types import GenerationRequest
 
 NAMES_SHOWN = 5
@@ -17,6 +18,10 @@ class EngineState:
         """`version` of the weights that the engine starts with; None: it starts without weights."""
         self._version = version
         self._is_closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
     @property
     def in_flight(self) -> Collection[str]:

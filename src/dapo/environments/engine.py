@@ -5,13 +5,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.core.rng import keyed_seed
-from dapo.engines.continuation import SuspendableEngine, Unfinished, Versions, extended
-from dapo.engines.engine import RolloutEngine, WeightSource, float_array
+from dapo.engines.continuation import Versions, extended
+from dapo.engines.engine import (
+    Capabilities,
+    EngineLayer,
+    SuspendableEngine,
+    Unfinished,
+    float_array,
+)
 from dapo.environments.pool import Answer, EnvironmentPool, EpisodeHandle
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
@@ -93,8 +98,8 @@ class _Running:
         )
 
 
-class EpisodeEngine:
-    """A RolloutEngine that plays an episode for each request; another engine samples its turns.
+class EpisodeEngine(EngineLayer):
+    """Plays an episode for each request; another engine samples its turns.
 
     The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt
     of turn k, the ids sampled in turn k, and the ids of the rendered observation. Turn k draws from
@@ -106,11 +111,11 @@ class EpisodeEngine:
     limit is not answered: the episode ends, with `finish` `length`.
     """
 
-    plays_episodes = True
+    _engine: SuspendableEngine
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: SuspendableEngine,
         pool: EnvironmentPool,
         renderer: TurnRenderer,
         config: EnvironmentConfig,
@@ -141,7 +146,7 @@ class EpisodeEngine:
                 f"environment.max_observation_tokens={config.max_observation_tokens} has no room"
                 f" for an observation: {renderer.name} puts {renderer.overhead} tokens around it"
             )
-        self._engine = engine
+        super().__init__(engine)
         self._pool = pool
         self._renderer = renderer
         self._config = config
@@ -149,6 +154,7 @@ class EpisodeEngine:
         self._by_load = by_load
         self._warn = warn
         self._to_compare = COMPARED_EPISODES if renderer.is_exact and warn is not None else 0
+        self._has_named_tokens = False
         self._polls = 0
         self._running: dict[str, _Running] = {}
         self._sampling: dict[str, _Running] = {}
@@ -157,15 +163,8 @@ class EpisodeEngine:
         """The episodes whose environment is answering; the answer counts at the poll given."""
 
     @property
-    def turn_engine(self) -> RolloutEngine:
-        """The engine that samples turns; it may be used while no episode is played."""
-        return self._engine
-
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        self._engine.load_weights(weights, version)
-
-    def drop_weights(self) -> None:
-        self._engine.drop_weights()
+    def capabilities(self) -> Capabilities:
+        return Capabilities(turns=self._engine)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Begin an episode for each request. Raises EngineError for a request without a problem."""
@@ -229,7 +228,7 @@ class EpisodeEngine:
         chosen = {id(self._running[name]) for name in request_ids}
         partial: dict[int, Generation] = {}
         turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
-        for part in cast(SuspendableEngine, self._engine).suspend(turns):
+        for part in self._engine.suspend(turns):
             generation = part.generation if isinstance(part, Unfinished) else part
             running = self._sampling.pop(generation.request_id)
             if isinstance(part, Unfinished):
@@ -273,16 +272,15 @@ class EpisodeEngine:
                 turns.append(self._next_turn(running))
                 unfinished.append(Unfinished(replace(generation, request_id=turns[-1].id)))
         self._answering = deque(sorted(self._answering, key=lambda entry: entry[0]))
-        cast(SuspendableEngine, self._engine).resume(turns, unfinished)
+        self._engine.resume(turns, unfinished)
 
     def close(self) -> None:
+        for running in self._running.values():
+            running.handle.close()
         self._running.clear()
         self._sampling.clear()
         self._answering.clear()
-        try:
-            self._engine.close()
-        finally:
-            self._pool.close()
+        super().close()
 
     def _next_turn(self, running: _Running) -> GenerationRequest:
         """Return the request for the next turn of an episode."""
@@ -388,7 +386,11 @@ class EpisodeEngine:
         return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
     def _compare(self, running: _Running) -> None:
-        """Warn of an episode whose last turn follows another text than the chat template's own."""
+        """Warn of an episode whose last turn follows other tokens than the chat template's own.
+
+        Another text ends the comparisons. Equal text in other tokens is named once: a policy
+        samples such tokens now and then.
+        """
         request = running.request
         if (
             running.num_turns < 2
@@ -400,18 +402,37 @@ class EpisodeEngine:
         self._to_compare -= 1
         turn_start = running.sampled[-1][0]
         ids = (*request.prompt_ids, *running.token_ids[:turn_start])
+        shift = len(request.prompt_ids)
+        turns = tuple((start + shift, end + shift) for start, end in running.sampled[:-1])
         last = max(
             i for i, message in enumerate(running.messages) if message["role"] == "assistant"
         )
-        difference = self._renderer.difference(request.problem, running.messages[:last], ids)
+        difference = self._renderer.difference(
+            request.problem, running.messages[:last], ids, turns=turns
+        )
         if difference is None:
             return
-        self._to_compare = 0
-        self._warn(
-            f"an episode of problem {request.problem.id} is not what {self._renderer.name} writes"
-            f" for its messages: {difference}; the policy trains behind the tokens that it has"
-            " seen, and a chat client would send others"
+        episode = f"an episode of problem {request.problem.id}"
+        name = self._renderer.name
+        behind = (
+            "the policy trains behind the tokens that it has seen, and a chat client would send"
+            " others"
         )
+        if difference.kind == "text":
+            self._to_compare = 0
+            self._warn(
+                f"{episode} is not what {name} writes for its messages: {difference.description};"
+                f" {behind}"
+            )
+        elif not self._has_named_tokens:
+            self._has_named_tokens = True
+            other = "in other tokens"
+            if difference.kind == "white space":
+                other = "with other white space"
+            self._warn(
+                f"{episode} has the text that {name} writes for its messages, {other},"
+                f" {difference.description}; {behind}"
+            )
 
     def _end(self, running: _Running, finish: Finish) -> Generation:
         if self._to_compare and finish != "aborted":

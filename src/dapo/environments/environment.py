@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from dapo.core.errors import DataError
 from dapo.core.text import quoted
 from dapo.core.verifier_limits import MAX_SCORE
-from dapo.data.sources.rows import as_message
 from dapo.types import Message, Problem
 
 __all__ = ["Environment", "StepResult"]
@@ -78,6 +77,8 @@ def prompt_to_json(prompt: Any) -> Any:
         raise TypeError(
             f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected {expected}"
         )
+    from dapo.data.sources.rows import as_message  # imports the configuration, which takes long
+
     try:
         messages = [
             dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)

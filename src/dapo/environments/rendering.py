@@ -3,11 +3,14 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
+from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
-from dapo.data.prompts import PromptEncoder, TextEnd, chat_messages
+from dapo.data.prompts import PromptEncoder, TextEnd, chat_messages, template_columns
 from dapo.environments.calls import CALL_MARKS, EXAMPLES, CallForm, CallReader, ToolCall, tool_text
 from dapo.environments.thoughts import THOUGHT_MARKS
 from dapo.types import Message, Problem
@@ -42,8 +45,19 @@ _TURNS_OF_A_PROOF = 8
 _MARKS_OF_A_TEMPLATE = 48
 """The most string constants of a template that are tried in a turn."""
 _PAIRED_MARKS = 12  # of those constants, also tried in pairs around a thought
+_SHOWN_TOKENS = 24
+"""The most tokens that are shown of a place where two encodings of one text differ."""
 _CHARS_PER_TOKEN = 16
 """A text with more characters per token of its limit is cut first, as encoding it takes seconds."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a conversation differs from the template's rendering of its messages."""
+
+    kind: Literal["text", "white space", "tokens"]
+    """The first difference is one of text, of white space alone, or of the tokens of equal text."""
+    description: str
 
 
 class TurnRenderer:
@@ -399,13 +413,16 @@ class TurnRenderer:
         The constructor proves this only for prompts of one message, behind the run's system
         message.
         """
-        if not self.is_exact or not self.prompts.uses_template:
+        if not self.prompts.uses_template:
             return
         for problem in problems:
+            self.require_same_behind(problem)
+        for problem in problems if self.is_exact else ():
             history: Chat = list(self._messages(problem))
             prompt = self.prompts.render(problem)
+            columns = template_columns(problem)
             for role in sorted(set(self.roles.values())):
-                behind = self._behind([_message(role)], history=history)
+                behind = self._behind([_message(role)], history=history, **columns)
                 if behind is None:
                     raise DataError(
                         f"{self.name} rejects a turn and a message of {role} behind problem"
@@ -414,38 +431,102 @@ class TurnRenderer:
                 for removed, messages, sampled in self._samples(role, prompt):
                     if not removed and sampled:
                         self._require_kept(
-                            history, prompt, role, behind, removed, messages, sampled
+                            history, prompt, role, behind, removed, messages, sampled, columns
                         )
 
+    def require_same_behind(self, problem: Problem) -> None:
+        """Raise DataError if a problem's columns change what the template puts behind a turn."""
+        columns = template_columns(problem)
+        if not columns:
+            return
+        history = list(self._messages(problem))
+        for role in sorted(set(self.roles.values())):
+            expected = self._behind([_message(role)], history=history)
+            behind = self._behind([_message(role)], history=history, **columns)
+            if behind != expected:
+                raise DataError(
+                    f"what {self.name} puts behind a turn depends on the columns of problem"
+                    f" {problem.id}: {quoted(_unmarked(expected or ''))} became"
+                    f" {quoted(_unmarked(behind or ''))}; leave out {' and '.join(columns)}, or set"
+                    " data.chat_template_kwargs for all problems"
+                )
+
     def difference(
-        self, problem: Problem, episode: Sequence[Message], ids: Sequence[int]
-    ) -> str | None:
+        self,
+        problem: Problem,
+        episode: Sequence[Message],
+        ids: Sequence[int],
+        *,
+        turns: Ranges = (),
+    ) -> Difference | None:
         """Describe how a conversation differs from the template's rendering; None if it does not.
+
+        The ids are compared. If they differ, texts name the first difference: another text, other
+        white space, or the same text in other tokens.
 
         Args:
             problem: the episode's problem, with the prompt that was encoded.
             episode: the messages behind the prompt, without the last turn.
             ids: the ids of the prompt and of these messages, up to the header of the last turn.
+            turns: the ranges in `ids` that the policy has sampled.
 
-        A conversation that the template rejects gives None, too.
+        A conversation that the template rejects gives None, and so does a problem whose text is a
+        whole prompt already.
         """
-        turns = [{**message, "role": self._role(message["role"])} for message in episode]
-        text = self._render([*self._messages(problem), *turns])
+        columns = template_columns(problem)
+        prompt = self._messages(problem)
+        answers = [{**message, "role": self._role(message["role"])} for message in episode]
+        if self._render(prompt, **columns) != self.prompts.render(problem):
+            return None
+        text = self._render([*prompt, *answers], **columns)
         if text is None:
+            return None
+        rendered_ids = self._ids(text)
+        if rendered_ids == tuple(ids):
             return None
         sent = self.prompts.decode_prompt(ids)
         sent_text = _without_blanks(sent)
         rendered_text = _without_blanks(text)
-        if sent_text == rendered_text:
-            return None
-        at = next(
-            (i for i, (a, b) in enumerate(zip(sent_text, rendered_text, strict=False)) if a != b),
-            min(len(sent_text), len(rendered_text)),
-        )
-        return (
-            f"{quoted(_around(text, at))} in its own rendering, and {quoted(_around(sent, at))}"
-            " here"
-        )
+        if sent_text != rendered_text:
+            at = _first_difference(sent_text, rendered_text)
+            own = _around(text, at)
+            here = _around(sent, at)
+            return Difference(
+                "text", f"{quoted(own)} in its own rendering, and {quoted(here)} here"
+            )
+        place = _place(turns, _first_difference(ids, rendered_ids))
+        if sent != text:
+            at = _first_difference(sent, text)
+            own = text[max(0, at - 20) : at + 20]
+            here = sent[max(0, at - 20) : at + 20]
+            return Difference(
+                "white space",
+                f"{place}: {quoted(own)} in its own rendering, and {quoted(here)} here",
+            )
+        return Difference("tokens", f"{place}: {self._other_tokens(ids, rendered_ids)}")
+
+    def _other_tokens(self, ids: Sequence[int], rendered_ids: Sequence[int]) -> str:
+        """Describe where two encodings of one text first differ."""
+        start = _first_difference(ids, rendered_ids)
+        end = start + 1
+        rendered_end = start + 1
+        while True:
+            text = self.prompts.decode_prompt(ids[start:end])
+            rendered_text = self.prompts.decode_prompt(rendered_ids[start:rendered_end])
+            is_whole = text == rendered_text and "\ufffd" not in text
+            if is_whole or max(end, rendered_end) - start >= _SHOWN_TOKENS:
+                break
+            if len(text) < len(rendered_text) and end < len(ids):
+                end += 1
+            elif rendered_end < len(rendered_ids):
+                rendered_end += 1
+            elif end < len(ids):
+                end += 1
+            else:
+                break
+        own = list(rendered_ids[start:rendered_end])
+        here = list(ids[start:end])
+        return f"{quoted(text)} is the tokens {own} in its own rendering, and {here} here"
 
     def _role(self, role: str) -> str:
         return self.roles.get(role, role)
@@ -469,6 +550,7 @@ class TurnRenderer:
         removed: str,
         messages: Chat,
         sampled: str,
+        columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Raise DataError unless turns of this text stay as they are in all conversations."""
         words = [*sampled.split(), *self._before_end.split(), self._end]
@@ -476,7 +558,8 @@ class TurnRenderer:
         is_short = bool(removed)
         for count in (2,) if is_short else (2, _TURNS_OF_A_PROOF):
             texts = [
-                self._render([*history, *[message, _message(role)] * count]) for message in messages
+                self._render([*history, *[message, _message(role)] * count], **columns)
+                for message in messages
             ]
             if any(
                 text is not None and re.fullmatch(re.escape(prompt) + turn * count, text)
@@ -696,6 +779,24 @@ def _calling_messages(results: int, content: str = "") -> Iterator[dict[str, Any
 
 def _call_id(number: int) -> str:
     return f"call{number:05}"  # nine letters and digits, as Mistral's templates want
+
+
+def _place(turns: Ranges, token: int) -> str:
+    """Name the turn, or the text before it, that the token with this number belongs to."""
+    for number, (start, end) in enumerate(turns, start=1):
+        if start <= token < end:
+            return f"in turn {number}, as the policy sampled it"
+        if token < start:
+            return f"before turn {number}"
+    return f"behind turn {len(turns)}" if turns else "behind the prompt"
+
+
+def _first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return the first index at which two sequences differ; the shorter length if none does."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
 
 
 def _without_blanks(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
-from dapo.data.problems import is_begun_by_environment
+from dapo.data.begun import is_begun_by_environment
 from dapo.environments.environment import prompt_to_json
 from dapo.types import Problem, Prompt
 

@@ -1,19 +1,17 @@
-"""The process that plays episodes for an EnvironmentPool. Imports no torch.
-
-Usage: `python -m dapo.environments.worker` with the arguments of `dapo.rewards.workers.worker`.
-"""
+"""The process that plays episodes for an EnvironmentPool. Imports no torch."""
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
-from dapo.rewards.workers.worker import Answer, run
-from dapo.types import Problem
+from dapo.processes.worker import Answer, run
+from dapo.rewards.verdicts import problem_of_frame
 
 _MAX_REASON_CHARS = 1000
 
@@ -24,17 +22,14 @@ class _Episode:
 
     environment: Environment
     random_state: Any
-    numpy_state: Any = None
+    numpy_state: Any
 
     def call(self, function: Callable[[], dict[str, Any]]) -> "dict[str, Any] | Failure":
-        numpy = sys.modules.get("numpy")
         random.setstate(self.random_state)
-        if numpy is not None and self.numpy_state is not None:
-            numpy.random.set_state(self.numpy_state)
+        np.random.set_state(self.numpy_state)
         result = try_call(function)
         self.random_state = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self.numpy_state = None if numpy is None else numpy.random.get_state()
+        self.numpy_state = np.random.get_state()
         return result
 
     def close(self) -> dict[str, Any]:
@@ -55,7 +50,7 @@ def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     def answer(message: dict[str, Any]) -> dict[str, Any]:
         result = _answer(maker.make, episodes, message)
         if not isinstance(result, Failure):
-            return {**result, "needs_restart": False}
+            return result
         # the memory may still be full
         return {
             "error": result.reason[:_MAX_REASON_CHARS],
@@ -71,12 +66,11 @@ def _answer(
     name = message["episode"]
     seed = message.get("seed", 0)
     if message["call"] == "reset":
-        problem = Problem(**message["problem"])
+        problem = problem_of_frame(message["problem"])
         random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)
         random_state = random.getstate()
-        numpy_state = None if numpy is None else numpy.random.get_state()
+        numpy_state = np.random.get_state()
         game = try_call(lambda: make(message["form"], message["begun"]))
         if isinstance(game, Failure):
             return game

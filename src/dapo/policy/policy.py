@@ -27,7 +27,7 @@ from dapo.policy.checkpoint import (
     write_state,
 )
 from dapo.policy.critic import Critic
-from dapo.policy.custom_loss import CustomLoss, load_loss
+from dapo.policy.custom_loss import CustomLoss
 from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import (
     chunks,
@@ -76,17 +76,20 @@ class PolicyCore:
     @explain_out_of_memory(
         torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again"
     )
-    def __init__(self, config: Config, loaded: LoadedModel) -> None:
-        """Take ownership of `loaded.model` and train it in place.
+    def __init__(
+        self, config: Config, loaded: LoadedModel, custom_loss: CustomLoss | None = None
+    ) -> None:
+        """Take ownership of `loaded.model` and train it in place, with the loss of `loss.function`.
 
         With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference, unless
         `loss.reference.model` names another. To resume, therefore, construct the policy from the
         initial model and then call `load`. With `model.lora` adapters are trained, and the
         reference is the model without them. Raises ConfigError for models that cannot be packed,
-        recomputed or adapted, and for a `loss.function` that cannot be used.
+        recomputed or adapted.
         """
+        assert (custom_loss is None) == (config.loss.function is None), "loss.function is loaded"
         self._config = config
-        self._custom_loss = load_loss(config.loss.function)
+        self._custom_loss = custom_loss
         self._model: Any = loaded.model
         self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora

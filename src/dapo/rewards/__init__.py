@@ -4,8 +4,8 @@ Imports no torch.
 """
 
 from dapo.rewards.combine import CombinedVerifier, InlineJudge, Judge, build_verifier
+from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifier import Verifier, get_verifier
-from dapo.rewards.workers.pool import VerifierPool
 
 __all__ = [
     "CombinedVerifier",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -13,7 +14,7 @@ from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.core.verifier_limits import MAX_SCORE
 from dapo.rewards.verdicts import TokenIds, error_verdict
-from dapo.rewards.verifier import GroupVerifier, get_verifier, reads_answer
+from dapo.rewards.verifier import GroupVerifier, TemplateReader, get_verifier, reads_answer
 from dapo.rewards.verifiers.function import (
     NOT_APPLIED,
     FunctionVerifier,
@@ -34,6 +35,10 @@ class RewardSpec:
     weights: Mapping[str, float]
     options: Mapping[str, Mapping[str, Any]]  # options by verifier
     threshold: float | None = None
+    template_time: str | None = None
+    """The local time that a chat template of a verifier reads as now, in ISO format; None: that at
+    which the verifier is built.
+    """
 
     @classmethod
     def of(
@@ -42,14 +47,16 @@ class RewardSpec:
         *,
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
+        template_time: datetime | None = None,
     ) -> "RewardSpec":
         """Read a `reward` section; with several verifiers `options` are keyed by verifier.
 
         Raises RewardError if the section is invalid.
         """
         options = options or {}
+        time = None if template_time is None else template_time.isoformat()
         if isinstance(spec, str):
-            return cls({spec: 1.0}, {spec: dict(options)}, threshold)
+            return cls({spec: 1.0}, {spec: dict(options)}, threshold, time)
         if not spec:
             raise RewardError(
                 "no verifier: expected a name, module:function, or a mapping of several to their"
@@ -74,7 +81,8 @@ class RewardSpec:
                 raise RewardError(
                     f"the options of verifier {name} must be a mapping, got {values!r}"
                 )
-        return cls(dict(spec), {name: dict(options.get(name, {})) for name in spec}, threshold)
+        options_by_name = {name: dict(options.get(name, {})) for name in spec}
+        return cls(dict(spec), options_by_name, threshold, time)
 
     @property
     def reads_answer(self) -> bool:
@@ -133,6 +141,10 @@ class CombinedVerifier:
             )
             for name in spec.weights
         ]
+        if spec.template_time is not None:
+            for verifier in self._verifiers:
+                if isinstance(verifier, TemplateReader):
+                    verifier.template_time = datetime.fromisoformat(spec.template_time)
         self.scopes: Mapping[Scope, tuple[int, ...]] = {
             "response": tuple(
                 i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)
@@ -205,6 +217,7 @@ def build_verifier(
     options: Mapping[str, Any] | None = None,
     threshold: float | None = None,
     functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
+    template_time: datetime | None = None,
 ) -> CombinedVerifier:
     """Return the verifiers of a `reward` section, ready to judge in this process.
 
@@ -213,11 +226,13 @@ def build_verifier(
         options: options of the only verifier, or by verifier if there are several.
         threshold: the lowest score of a correct response, for verifiers that give scores.
         functions: callables by their name in `spec`, instead of an import.
+        template_time: the local time that a verifier's chat template reads as now; None: this one.
 
     Raises:
         RewardError: a verifier does not exist or cannot be used.
     """
-    return CombinedVerifier(RewardSpec.of(spec, options=options, threshold=threshold), functions)
+    reward = RewardSpec.of(spec, options=options, threshold=threshold, template_time=template_time)
+    return CombinedVerifier(reward, functions)
 
 
 class Judge(Protocol):
@@ -250,13 +265,18 @@ class InlineJudge:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
         functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
+        template_time: datetime | None = None,
     ) -> None:
         """The arguments are those of `build_verifier`.
 
         Raises RewardError if the verifier cannot be built.
         """
         self._verifier = build_verifier(
-            spec, options=options, threshold=threshold, functions=functions
+            spec,
+            options=options,
+            threshold=threshold,
+            functions=functions,
+            template_time=template_time,
         )
         self.needed_columns = self._verifier.needed_columns
         """The data columns that each user function requires."""

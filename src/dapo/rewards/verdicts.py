@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.core.text import shorten
-from dapo.libs.strict_math.text import normalize_number
+from dapo.core.typed_values import of_json_values, to_json_values, with_texts
 from dapo.types import Episode, EpisodeText, Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -25,6 +25,8 @@ def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
 
 def number_verdict(reference: Fraction | None, number: Fraction | None) -> Verdict:
     """Right if the number that was found, if any, is the reference's."""
+    from dapo.libs.strict_math.text import normalize_number  # few verifiers wait for its import
+
     return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
 
@@ -40,13 +42,31 @@ def error_verdict(reason: str) -> Verdict:
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
-    """Return a problem as JSON values, as `fields` are, for a judge in another process."""
+    """Return a problem as JSON values, for a judge that is not ours: dates and decimals as text."""
+    return {**_with_plain_prompt(problem), "fields": with_texts(problem.fields)}
+
+
+def problem_to_frame(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON values from which `problem_of_frame` makes it, types included."""
+    fields = to_json_values(problem.fields)
+    # most problems have JSON values alone, which are not searched in every process again
+    return {**_with_plain_prompt(problem), "fields": fields, "typed": fields != problem.fields}
+
+
+def problem_of_frame(values: Mapping[str, Any]) -> Problem:
+    """Return the problem that `problem_to_frame` wrote."""
+    fields = of_json_values(values["fields"]) if values["typed"] else values["fields"]
+    rest = {name: value for name, value in values.items() if name not in ("fields", "typed")}
+    return Problem(**rest, fields=fields)
+
+
+def _with_plain_prompt(problem: Problem) -> dict[str, Any]:
     prompt: str | list[dict[str, Any]]
     if isinstance(problem.prompt, str):
         prompt = problem.prompt
     else:
         prompt = [dict(message) for message in problem.prompt]
-    return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
+    return {**vars(problem), "prompt": prompt}
 
 
 def responses_to_json(responses: Sequence[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runtime_checkable
@@ -35,6 +36,14 @@ class GroupVerifier(Protocol):
         self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
         """Return a verdict per response, None where it does not apply; `token_ids` in order."""
+
+
+@runtime_checkable
+class TemplateReader(Protocol):
+    """A verifier that renders a chat template, which may read the clock."""
+
+    template_time: datetime
+    """The local time that the template reads as now; a run sets that of its first start."""
 
 
 ANSWER_MARKERS: Mapping[str, str] = {

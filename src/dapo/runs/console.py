@@ -69,7 +69,12 @@ METRIC_COLUMNS = (
     MetricColumn("", "time/tokens_per_s", 5, 0),
     MetricColumn("", "time/step_s", 6, 1),
 )
-
+GRADED_COLUMNS = (
+    METRIC_COLUMNS[0],
+    MetricColumn("score", "reward/score_mean", 8, 3),
+    *METRIC_COLUMNS[2:],
+)
+"""The columns of a step whose verdicts are scores, neither correct nor wrong."""
 
 SUPERVISED_COLUMNS = (
     MetricColumn("loss", "loss/nll", 6, 4),
@@ -328,9 +333,19 @@ def step_line(
     return line
 
 
+def columns_of(metrics: Mapping[str, float | None]) -> tuple[MetricColumn, ...]:
+    """Return the columns for a step with these metrics."""
+    if "loss/nll" in metrics:
+        return SUPERVISED_COLUMNS
+    has_accuracy = metrics.get("reward/accuracy") is not None
+    if metrics.get("reward/score_mean") is not None and not has_accuracy:
+        return GRADED_COLUMNS
+    return METRIC_COLUMNS
+
+
 def metric_columns(metrics: Mapping[str, float]) -> list[str]:
     """Format the metrics in a step's line, each column with the same width in every step."""
-    columns = SUPERVISED_COLUMNS if "loss/nll" in metrics else METRIC_COLUMNS
+    columns = columns_of(metrics)
     with_label = [f"{column.label} {column.show(metrics)}" for column in columns if column.label]
     return with_label + [column.show(metrics) for column in columns if not column.label]
 

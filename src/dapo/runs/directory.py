@@ -336,14 +336,11 @@ def default_run_path(config_path: str | Path, now: datetime) -> Path:
     return Path("runs") / f"{Path(config_path).stem}-{now:%Y%m%d-%H%M%S}"
 
 
-def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
-    """Raise CheckpointError if no run can be created at a path, before a model is loaded.
-
-    The names in `prepared` may exist, because they were written for the run.
-    """
+def require_new_run(path: Path) -> None:
+    """Raise CheckpointError if no run can be created at a path, before a model is loaded."""
     try:
         if path.is_dir():
-            RunDirectory(path)._require_empty(prepared)
+            RunDirectory(path)._require_empty()
         elif os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())

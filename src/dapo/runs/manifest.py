@@ -23,6 +23,7 @@ from dapo.config.option_entries import flat_options
 from dapo.core.files import damage_of, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
+from dapo.core.typed_values import with_texts
 from dapo.data.sources.rows import other_fields
 from dapo.runs.directory import RunDirectory
 from dapo.types import Problem
@@ -307,8 +308,7 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
     """Summarize problems by their number, and a checksum of all of them in their order."""
     crc = 0
     for problem in problems:
-        text = json.dumps(
-            [problem.id, problem.prompt, problem.answer, other_fields(problem)], default=str
-        )
+        fields = with_texts(other_fields(problem))
+        text = json.dumps([problem.id, problem.prompt, problem.answer, fields], default=str)
         crc = zlib.crc32(text.encode(), crc)
     return f"{len(problems)} with checksum {crc:08x}"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
+from dapo.core.typed_values import as_text, is_kept
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
@@ -269,10 +270,12 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     """
     columns = {}
     for name, value in fields.items():
-        is_number = isinstance(value, bool | int | float)
-        is_short = isinstance(value, str) and len(value) <= _FIELD_CHARS
-        if is_number or (is_short and value not in known):
-            columns[name] = value
+        # a table of texts and numbers has no dates
+        plain = as_text(value) if is_kept(value) else value
+        is_number = isinstance(plain, bool | int | float)
+        is_short = isinstance(plain, str) and len(plain) <= _FIELD_CHARS
+        if is_number or (is_short and plain not in known):
+            columns[name] = plain
     return json.dumps(columns) if columns else None
 
 

@@ -54,82 +54,56 @@ from threading import Event
 from typing import Any
 
 from dapo.core.errors import EngineError, ShortfallError
-from dapo.training.checkpointing import save_if_due, save_now
-from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.rollout import Batch, NewWeights, collect
-from dapo.training.rollout_metrics import staleness_metrics
+from dapo.sampling.batch import collect
+from dapo.sampling.continuous import ContinuousSampling, PrefetchedBatch
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import staleness_metrics
+from dapo.sampling.selection import ProblemSelector
 from dapo.training.state import Run
-from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
-from dapo.training.stopping import check_divergence
-from dapo.training.train import saved_on_failure
-from dapo.training.train import train as train_in_turn
+from dapo.training.step_metrics import report_step, rollouts_in_background
 
 _POLL_INTERVAL_S = 0.5
 
 
-def train(run: Run) -> None:
-    """Train to `train.num_steps`; lines that differ from `train.train` are marked with a star.
+def step(run: Run, number: int) -> None:
+    """Take a step; lines that differ from `train.on_policy_step` are marked with a star."""
+    run.stop.check()
+    batch = prefetched_batch(run, step=number)  # * sampled during the step before
+    is_last = run.config.train.is_budget_spent(
+        run.state.tokens_generated + batch.num_generated_tokens
+    )
+    # * lines 2 to 8 of the next step, in a thread
+    with next_batch(run, step=number + 1, is_last=is_last) as pending:
+        samples = run.estimate_advantages(batch, step=number)  # line 9
+        with rollouts_in_background(run, batch, samples) as text_metrics:
+            updates = run.prepare_updates(samples, step=number)  # line 10
+        staleness = bounded_staleness(run, batch)  # *
+        with run.stop.deferred():
+            if pending is not None:
+                pending.raise_if_failed()  # * the last time that both halves can be undone
+            for minibatch in run.track("update", updates):
+                run.state.updates.append(run.policy.update(minibatch, step=number))  # line 11
+            report_step(run, batch, samples, text_metrics | staleness)
+            # freed now, not while the trainer waits for the next ones
+            del batch, samples, updates
+            run.state.prefetched_batch = await_batch(run, pending)  # *
+    if pending is None:
+        sampling_of(run).discard_kept()  # * of batches beyond `train.token_budget`
 
-    With `max_staleness: 0` it is `train.train`.
 
-    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then
-    saved.
-    """
-    if not run.config.samples_ahead:
-        train_in_turn(run)
-        return
-    state = run.state
-    with saved_on_failure(run):
-        evaluate_and_log(run)
-        for step in run.steps():
-            with run.timed(step):
-                run.stop.check()
-                batch = prefetched_batch(run, step=step)  # * sampled during the step before
-                is_last = run.config.train.is_budget_spent(
-                    state.tokens_generated + batch.num_generated_tokens
-                )
-                # * lines 2 to 8 of it, in a thread
-                with next_batch(run, step=step + 1, is_last=is_last) as pending:
-                    samples = run.estimate_advantages(batch, step=step)
-                    with rollouts_in_background(run, batch, samples) as text_metrics:
-                        updates = run.prepare_updates(samples, step=step)
-                    staleness = bounded_staleness(run, batch)
-                    with run.stop.deferred():
-                        if pending is not None:
-                            # * the last time that both halves can be undone
-                            pending.raise_if_failed()
-                        for minibatch in run.track("update", updates):
-                            state.updates.append(run.policy.update(minibatch, step=step))
-                        report_step(run, batch, samples, text_metrics | staleness)
-                        # freed now, not while the trainer waits for the next ones
-                        del batch, samples, updates
-                        state.prefetched_batch = await_batch(run, pending)  # *
-                evaluate_and_log(run)
-            check_divergence(run)
-            save_if_due(run)
-        run.sampling.discard_kept()  # where `train.token_budget` ends the run
-        save_now(run)
+def sampling_of(run: Run) -> ContinuousSampling:
+    """Return the run's sampling, which keeps what it has begun for later batches."""
+    assert isinstance(run.sampling, ContinuousSampling)
+    return run.sampling
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
     """Return the prefetched batch, or sample one now with the policy that begins the step."""
     if run.state.prefetched_batch is None:
-        run.begin_sampling(step)
-        with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
-            run.state.prefetched_batch = sample(
-                run, step=step, on_progress=on_progress, check=run.stop.check
-            )
-        run.sampling.start = None
+        selector = run.begin_sampling(step)
+        batch = run.sample_batch(step, selector)
+        run.state.prefetched_batch = sampling_of(run).prefetched(batch)
     return run.state.prefetched_batch.batch
-
-
-def sample(
-    run: Run, *, step: int, on_progress: Callable[[int, int, str], None], check: Callable[[], None]
-) -> PrefetchedBatch:
-    """Lines 4 to 8 for a step, with the engine's present weights."""
-    batch = collect(run.sampling, step=step, on_progress=on_progress, check=check)
-    assert run.sampling.start is not None
-    return PrefetchedBatch(batch, run.sampling.start)
 
 
 def requeue(run: Run) -> None:
@@ -137,10 +111,10 @@ def requeue(run: Run) -> None:
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
-    run.sampling.discard_kept()
-    run.sampling.restart_at(
-        prefetched.start.without_kept, discarding=prefetched.batch.num_generated_tokens
-    )
+    run.sampling.roll_back(finished_steps=run.state.step)  # the batch after it
+    if isinstance(run.sampling, ContinuousSampling):
+        run.sampling.discard_kept()
+    run.sampling.restart_at(prefetched.start, discarding=prefetched.batch.num_generated_tokens)
     run.state.prefetched_batch = None
     run.state.is_saved = False
 
@@ -181,10 +155,10 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
     if is_last or step > run.config.train.num_steps:
         pending = None
     else:
-        run.begin_sampling(step)
-        if (closed := run.state.closed_at) is not None:
-            run.timer.add("engine_idle", time.perf_counter() - closed)
-        pending = PendingBatch(run, step=step)
+        selector = run.begin_sampling(step)
+        if run.state.closed_at is not None:
+            run.timer.add("engine_idle", time.perf_counter() - run.state.closed_at)
+        pending = PendingBatch(run, step, selector)
     try:
         yield pending
     except ShortfallError:
@@ -204,10 +178,9 @@ def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | N
         return None
     with run.phase("trainer_idle", total=run.config.rollout.prompts_per_step) as on_progress:
         batch = pending.result(on_progress, run.sync_engine)
-    run.sampling.start = None
     run.timer.add("generate", pending.seconds)
     run.state.closed_at = pending.closed_at
-    return batch
+    return sampling_of(run).prefetched(batch)
 
 
 class SamplingCancelled(Exception):
@@ -222,13 +195,12 @@ class PendingBatch:
     seconds = 0.0  # the duration of the sampling
     closed_at = 0.0  # the `time.perf_counter` at its end
 
-    def __init__(self, run: Run, *, step: int) -> None:
+    def __init__(self, run: Run, step: int, selector: ProblemSelector | None) -> None:
         self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
-        self._new_weights = NewWeights(step - 1)
-        run.sampling.new_weights = self._new_weights if run.sampling.by_load else None
+        self._new_weights = sampling_of(run).expect_weights(step - 1)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
-        self._future = self._pool.submit(self._sample, run, step)
+        self._future = self._pool.submit(self._sample, run, step, selector)
 
     def raise_if_failed(self) -> None:
         """Raise the thread's error if it has failed."""
@@ -237,21 +209,22 @@ class PendingBatch:
 
     def result(
         self, on_progress: Callable[[int, int, str], None], load_weights: Callable[[], None]
-    ) -> PrefetchedBatch:
+    ) -> Batch:
         """Wait for the batch. Raises the thread's error if it has failed.
 
         The step's updates are made: `load_weights` is called if the thread wants their weights
         before its end.
         """
         new = self._new_weights
-        new.exist.set()
+        awaited: list[Future[Any]] = [self._future]
+        if new is not None:
+            new.exist.set()
+            awaited.append(new.wanted)
         while not self._future.done():
-            if new.wanted.done() and not new.are_loaded.is_set():
+            if new is not None and new.wanted.done() and not new.are_loaded.is_set():
                 load_weights()
                 new.are_loaded.set()
-            awaited: list[Future[Any]] = (
-                [self._future] if new.wanted.done() else [self._future, new.wanted]
-            )
+                awaited.remove(new.wanted)
             wait(awaited, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
             on_progress(*self._progress)
         return self._future.result()
@@ -261,14 +234,16 @@ class PendingBatch:
         self._is_cancelled.set()
         self._pool.shutdown()
 
-    def _sample(self, run: Run, step: int) -> PrefetchedBatch:
+    def _sample(self, run: Run, step: int, selector: ProblemSelector | None) -> Batch:
         def check() -> None:
             run.stop.check()
             if self._is_cancelled.is_set():
                 raise SamplingCancelled
 
         started = time.perf_counter()
-        batch = sample(run, step=step, on_progress=self._on_progress, check=check)
+        batch = collect(
+            run.sampling, step=step, selector=selector, on_progress=self._on_progress, check=check
+        )
         self.closed_at = time.perf_counter()
         self.seconds = self.closed_at - started
         return batch

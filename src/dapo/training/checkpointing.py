@@ -17,14 +17,10 @@ from dapo.core.errors import (
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
+from dapo.sampling.continuous import ContinuousSampling, Kept, restore_kept
+from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
+from dapo.sampling.saved_groups import SavedGroups, read_groups, write_groups
 from dapo.training.checkpoint_writer import StorageError
-from dapo.training.prefetched_batch import (
-    read_kept,
-    read_prefetched_batch,
-    write_kept,
-    write_prefetched_batch,
-)
-from dapo.training.problem_stats import read_problem_stats, write_problem_stats
 from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"
@@ -71,9 +67,9 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         counts["pending_metrics"] = state.pending_metrics
     step = state.step
     accuracy = state.accuracy
-    prefetched_batch = state.prefetched_batch
     problem_stats = run.problem_stats.table()
-    suspended = run.sampling.kept
+    kept = run.sampling.kept if isinstance(run.sampling, ContinuousSampling) else Kept()
+    groups = SavedGroups(state.prefetched_batch, kept)
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -81,9 +77,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         write_problem_stats(folder / PROBLEM_STATS_FILE, problem_stats)
         if run.provenance:
             atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
-        if prefetched_batch is not None:
-            write_prefetched_batch(folder, prefetched_batch)
-        write_kept(folder, suspended)
+        write_groups(folder, groups)
 
     def save() -> Path:
         path = directory.checkpoints.save(
@@ -146,12 +140,12 @@ def restore(run: Run, checkpoint: Path) -> None:
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     pending = _pending_metrics(state)
-    prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
-    run.sampling.kept = read_kept(checkpoint, run.sampling.stream)
+    groups = read_groups(checkpoint, run.sampling.stream)
+    restore_kept(run.sampling, groups.kept)
     run.state = TrainState(
         **state["train_state"],
         pending_metrics=pending,
-        prefetched_batch=prefetched_batch,
+        prefetched_batch=groups.prefetched,
         is_saved=True,
     )
 

@@ -8,9 +8,10 @@ from dapo.core.errors import DataError
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.data.demonstrations import turns_of
-from dapo.data.prompts import PromptEncoder, chat_messages, template_columns
+from dapo.data.prompts import TOOLS, PromptEncoder, chat_messages, template_columns
+from dapo.data.sources.rows import TEMPLATE_KWARGS
 from dapo.environments.rendering import TurnRenderer, begun_text
-from dapo.environments.thoughts import THOUGHT_MARKS, ends_in_thought
+from dapo.environments.thoughts import THOUGHT_MARKS, ends_in_thought, thought_marks
 from dapo.types import Message, Problem, content_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _QUESTION = "a question"
+_ANSWER = "an answer"
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message with the thought before its content."""
 
@@ -66,6 +68,8 @@ class AnswerEncoder:
         """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what
         is imitated.
         """
+        self._lead = _lead_of(encoder)
+        """White space that the template writes before an answer."""
         if end is None:
             self._before_end = ""
         elif self._end:
@@ -94,7 +98,9 @@ class AnswerEncoder:
             position += 1 + len(observed)
             if position < len(turns):
                 roles = tuple(sorted({message["role"] for message in observed} | {"user"}))
-                ids += self._renderer(roles).following(observed, ended=True, end_id=ids[-1])
+                renderer = self._renderer(roles)
+                renderer.require_same_behind(demonstration)
+                ids += renderer.following(observed, ended=True, end_id=ids[-1])
         return Answer(ids, None if len(ranges) == 1 else tuple(ranges))
 
     def _renderer(self, roles: tuple[str, ...]) -> TurnRenderer:
@@ -113,7 +119,14 @@ class AnswerEncoder:
                 f"demonstration {demonstration.id}: the response {quoted(content)} contains"
                 f" {self._end}, which ends a turn; leave it out, it is added"
             )
-        question = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
+        question = demonstration
+        if not is_first:
+            fields = {
+                name: value
+                for name, value in demonstration.fields.items()
+                if name in (TOOLS, TEMPLATE_KWARGS)
+            }
+            question = Problem(demonstration.id, _QUESTION, "", fields=fields)
         if turn.keys() <= {"role", "content", *_THOUGHT_KEYS}:
             text = self._turn_text(turn, question)
         else:
@@ -176,7 +189,10 @@ class AnswerEncoder:
             question, instruction=self._config.instruction, system=self._config.system
         )
         prompt = self._prompts.render(question)
-        rendered = self._prompts.render_messages([*messages, dict(turn)], header=False)
+        has_closed_thought = self._require_no_second_thought(turn, question, prompt)
+        rendered = self._prompts.render_messages(
+            [*messages, dict(turn)], header=False, **template_columns(question)
+        )
         thought = str(next((turn[key] for key in _THOUGHT_KEYS if turn.get(key)), "") or "")
         content = content_text(turn)
         if rendered.startswith(prompt):
@@ -189,11 +205,14 @@ class AnswerEncoder:
             content = self._with_thought(thought, content, question)
         opening = self._begun.strip()
         if not opening:
-            return f"{content}{self._before_end}{self._end}"
+            lead = "" if content[:1].isspace() else self._lead
+            return f"{lead}{content}{self._before_end}{self._end}"
         text = content
         if content.lstrip().startswith(opening):
             behind_mark = self._begun[len(self._begun.rstrip()) :]
             text = content.lstrip().removeprefix(opening).removeprefix(behind_mark)
+        if has_closed_thought:
+            return f"{text}{self._before_end}{self._end}"
         closing = [pair[1] for pair in THOUGHT_MARKS if pair[0] in self._begun]
         if ends_in_thought(self._begun + text) or not all(mark in text for mark in closing):
             raise DataError(
@@ -203,6 +222,23 @@ class AnswerEncoder:
                 " leave the demonstration out"
             )
         return f"{text}{self._before_end}{self._end}"
+
+    def _require_no_second_thought(self, turn: Message, question: Problem, prompt: str) -> bool:
+        """Return True if the prompt ends with an empty thought, as with thinking switched off.
+
+        Raises DataError if a thought would follow it.
+        """
+        header = prompt.rpartition(question.question.strip())[2]
+        if not _opening_marks(header) or ends_in_thought(header):
+            return False
+        content = content_text(turn)
+        if any(turn.get(key) for key in _THOUGHT_KEYS) or _opening_marks(content):
+            raise DataError(
+                f"demonstration {question.id}: the prompt ends with {quoted(header)}, in which the"
+                f" thought is empty, and the response {quoted(content)} has another one; leave it"
+                " out, or switch thinking on by data.chat_template_kwargs or the system message"
+            )
+        return True
 
     def _with_end(self, turn_text: str, content: str) -> str:
         """Return a turn with its end and with the white space of the template after its content."""
@@ -225,6 +261,27 @@ class AnswerEncoder:
             )
         opening, closing = marks[0]
         return f"{opening}\n{thought.strip()}\n{closing}\n\n{content}"
+
+
+def _opening_marks(text: str) -> list[str]:
+    """Return the marks in a text that open a thought."""
+    return [text[mark.start : mark.end] for mark in thought_marks(text) if mark.opens]
+
+
+def _lead_of(prompts: PromptEncoder) -> str:
+    """Return the white space that the template writes between its header and an answer."""
+    if prompts.template is None:
+        return ""
+    question = {"role": "user", "content": _QUESTION}
+    answer = {"role": "assistant", "content": _ANSWER}
+    try:
+        prompt = prompts.render_messages([question])
+        answered = prompts.render_messages([question, answer], header=False)
+    except ValueError:
+        return ""
+    lead, separator, _ = answered.removeprefix(prompt).partition(_ANSWER)
+    is_lead = separator and answered.startswith(prompt) and lead.isspace()
+    return lead if is_lead else ""
 
 
 def _words(text: str) -> str:

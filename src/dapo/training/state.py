@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import RolloutEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.rewards.workers.output import VerifierOutput
+from dapo.processes.output import WorkerOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
+from dapo.sampling.batch import Sampling, WeightOwner, collect
+from dapo.sampling.continuous import PrefetchedBatch
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.queue import Batch
+from dapo.sampling.second_verifier import Audit
+from dapo.sampling.selection import ProblemSelector, make_selector
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.demonstrations import Answer
-from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling
 from dapo.training.rules.all_rules import LiveRules
-from dapo.training.second_verifier import Audit
-from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
 from dapo.training.updates import LogprobSource, estimate_advantages, prepare_updates
@@ -32,10 +33,8 @@ T = TypeVar("T")
 _SHOWN_CHARS = 80
 
 
-class TrainablePolicy(LogprobSource, Protocol):
+class TrainablePolicy(LogprobSource, WeightOwner, Protocol):
     """The methods of a policy that the loop calls."""
-
-    def weights(self, *, version: int) -> WeightSource: ...
 
     @property
     def skipped_in_a_row(self) -> int: ...
@@ -70,8 +69,6 @@ class TrainState:
     is_saved: bool = field(default=False, compare=False)
     # the moment at which the last batch had closed
     closed_at: float | None = field(default=None, compare=False)
-    # version of the engine's weights; None: no weights
-    engine_version: int | None = field(default=None, compare=False)
 
     @property
     def is_new(self) -> bool:
@@ -137,7 +134,7 @@ class Run:
     """
     is_solved: bool = False  # whether the run has ended because its problems are solved
     # the output of the verifiers; None where it goes to the console
-    verifier_output: VerifierOutput | None = None
+    verifier_output: WorkerOutput | None = None
     # the processes that answer turns; None without an environment
     environment: EnvironmentPool | None = None
     checkpoints: CheckpointWriter = field(init=False)
@@ -185,6 +182,17 @@ class Run:
                 on_progress(i, len(items))
                 yield item
 
+    def sample_batch(self, step: int, selector: ProblemSelector | None) -> Batch:
+        """Algorithm 1, lines 2 and 4 to 8: collect the groups of a step, and show the progress."""
+        with self.phase("generate", total=self.config.rollout.prompts_per_step) as on_progress:
+            return collect(
+                self.sampling,
+                step=step,
+                selector=selector,
+                on_progress=on_progress,
+                check=self.stop.check,
+            )
+
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
         """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""
         return estimate_advantages(
@@ -195,31 +203,25 @@ class Run:
         """Algorithm 1, line 10: cut a step into minibatches, and record pi_old of Eq. 6."""
         return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
-    def begin_sampling(self, step: int) -> None:
-        """Prepare a step's sampling: load the newest weights, and predict from the history.
+    def begin_sampling(self, step: int) -> ProblemSelector | None:
+        """Prepare a step's sampling: load the newest weights; return what selects the problems.
 
         Call it from the thread that trains, because the loop changes the history while another
         thread samples.
         """
         self.sync_engine()
-        self.sampling.lookahead = self.config.lookahead(step)
-        options = self.config.dynamic_sampling
-        size = self.config.rollout.group_size
-        seed = self.config.train.seed
-        self.sampling.selector = make_selector(
-            options, self.problem_stats, step=step, group_size=size, seed=seed
+        return make_selector(
+            self.config.dynamic_sampling,
+            self.problem_stats,
+            step=step,
+            group_size=self.config.rollout.group_size,
+            seed=self.config.train.seed,
         )
 
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""
         with self.phase("load_weights"):
-            # an engine that suspends responses begins anew: it may still hold their keys and values
-            if self.state.engine_version != self.state.step or self.sampling.has_suspended:
-                self.sampling.has_suspended = False
-                self.engine.load_weights(
-                    self.policy.weights(version=self.state.step), version=self.state.step
-                )
-                self.state.engine_version = self.state.step
+            self.sampling.sync_weights(self.policy, version=self.state.step)
 
     def keep_verifier_output(self) -> None:
         """Move output of verifiers and environment to logs/verifier.log; show its first line."""
@@ -253,8 +255,3 @@ class Run:
         for finding in new:
             self.tracker.message(f"step {self.state.step}: {finding.one_line()}")
         return count
-
-    def drop_engine_weights(self) -> None:
-        """Free the engine's weights while the policy updates; the next step loads new ones."""
-        self.engine.drop_weights()
-        self.state.engine_version = None

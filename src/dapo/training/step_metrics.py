@@ -23,15 +23,15 @@ from dapo.runs.rollout_table import (
     short_fields,
     write_rollouts,
 )
-from dapo.training.rollout import Batch
-from dapo.training.rollout_metrics import (
+from dapo.sampling.queue import Batch
+from dapo.sampling.rollout_metrics import (
     mean_of_updates,
     prediction_metrics,
     reflection_metrics,
     response_metrics,
     rollout_metrics,
 )
-from dapo.training.second_verifier import AuditedStep
+from dapo.sampling.second_verifier import AuditedStep
 from dapo.training.state import Run
 from dapo.training.stopping import (
     describe_short_batch,
@@ -218,8 +218,7 @@ def evaluate_and_log(run: Run) -> None:
             if step == 0:
                 _show_first_responses(run, evaluation)
     if step > 0:
-        run.timer.add("judge_wait", run.sampling.judge_wait_s)
-        run.sampling.judge_wait_s = 0.0
+        run.timer.add("judge_wait", run.sampling.pop_judge_wait_s())
         judge = run.sampling.judge  # its calls in an evaluation count as well
         if isinstance(judge, TimedJudge):
             seconds = judge.pop_mean_latency()

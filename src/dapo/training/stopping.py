@@ -15,8 +15,8 @@ from pathlib import Path
 from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import NumericsError, ShortfallError
 from dapo.runs.outcomes import Outcome, count_dropped
-from dapo.training.dynamic_sampling import REWARD_TEST
-from dapo.training.rollout import Batch
+from dapo.sampling.dynamic_sampling import REWARD_TEST
+from dapo.sampling.queue import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS, TRUNCATED
 from dapo.training.state import Run
 

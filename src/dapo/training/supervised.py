@@ -16,37 +16,21 @@ from itertools import groupby
 
 from dapo.core.constant_rows import constant_row
 from dapo.core.ranges import mask_of
-from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.state import Run
-from dapo.training.step_metrics import evaluate_and_log
-from dapo.training.stopping import check_divergence
-from dapo.training.train import saved_on_failure
 from dapo.types import Sample
 
 KEPT_METRICS = ("loss/nll", "loss/entropy", "loss/token_prob_mean", "loss/kl", "optim/")
 """Beginnings of the metrics of an update that mean something without rewards."""
 
 
-def train(run: Run) -> None:
-    """Train from the run's state to `train.num_steps`.
-
-    Raises DapoError, or OSError from the run directory; the last
-    finished step is then saved.
-    """
-    with saved_on_failure(run):
-        evaluate_and_log(run)
-        for step in run.steps():
-            run.stop.check()
-            with run.timed(step):
-                samples = next_samples(run)
-                with run.phase("update", total=1):
-                    metrics = run.policy.update(samples, step=step)
-                run.state.updates.append(metrics)
-                _report(run, samples, metrics)
-                evaluate_and_log(run)
-            check_divergence(run)
-            save_if_due(run)
-        save_now(run)
+def step(run: Run, number: int) -> None:
+    """Take a step: one update on the next demonstrations."""
+    run.stop.check()
+    samples = next_samples(run)
+    with run.phase("update", total=1):
+        metrics = run.policy.update(samples, step=number)
+    run.state.updates.append(metrics)
+    _report(run, samples, metrics)
 
 
 def next_samples(run: Run) -> list[Sample]:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from dapo.config import ReferenceServerConfig
-from dapo.core.errors import ConfigError, DapoError, DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.http_client import ServerFailed
 from dapo.core.openai_client import ChatClient
 from dapo.core.waiting import STOP_SIGNAL
@@ -57,7 +57,7 @@ class TeacherServer:
         )
         try:
             _, texts = self._client.prompt_logprobs(ids)
-        except DapoError as error:
+        except (ServerFailed, DataError) as error:  # a stop by a signal passes as it is
             raise type(error)(f"{self._name}: {error}") from None
         policy_texts = [tokenizer.decode([token]) for token in ids]
         pairs = [
@@ -119,7 +119,7 @@ class TeacherServer:
     def _with_logprobs(self, sample: Sample) -> Sample:
         try:
             logprobs, _ = self._client.prompt_logprobs((*sample.prompt_ids, *sample.response_ids))
-        except DapoError as error:
+        except (ServerFailed, DataError) as error:  # a stop by a signal passes as it is
             raise type(error)(f"{self._name}: {error}") from None
         return replace(sample, reference_logprobs=tuple(logprobs[len(sample.prompt_ids) - 1 :]))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, whiten
 from dapo.config import Config
 from dapo.core.ranges import select, spread
-from dapo.training.samples import (
+from dapo.sampling.samples import (
     minibatches,
     with_advantages,
     with_kl_in_rewards,

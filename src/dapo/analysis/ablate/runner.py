@@ -239,11 +239,13 @@ class _Runner:
             self._note_seconds(run, took)
             summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
             last = summary.get("eval_last") or {}
-            accuracy = (
-                f"accuracy {with_interval(last['accuracy'], None)}" if last else "no evaluation"
-            )
+            result = "no evaluation"
+            if last and last.get("binary", True):
+                result = f"accuracy {with_interval(last['accuracy'], None)}"
+            elif last:
+                result = f"mean score {with_interval(last['accuracy'], None, '.3f')}"
             work = f"{summary['steps']} steps and {summary['tokens_generated']:,} tokens"
-            self.display.message(f"{run.describe()}: {accuracy} after {work}, {took:,.0f} s")
+            self.display.message(f"{run.describe()}: {result} after {work}, {took:,.0f} s")
         elif job.process is None:  # another process held it, and did not finish it
             self.waiting.appendleft(run)
             return

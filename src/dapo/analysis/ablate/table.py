@@ -41,7 +41,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
         "notes": [
             *_missing_runs(results, condition),
             *_undecided_problems(num_problems - len(judged)),
-            *_unequal_starts(results, rows),
+            *_unequal_starts(results, condition, rows),
         ],
     }
 
@@ -140,14 +140,15 @@ def _undecided_problems(count: int) -> Iterator[str]:
         yield f"left out: {count} problems that have no verdict in one of the runs"
 
 
-def _unequal_starts(results: Results, rows: Mapping[str, Row]) -> Iterator[str]:
+def _unequal_starts(results: Results, condition: str, rows: Mapping[str, Row]) -> Iterator[str]:
     """Yield a note for each seed whose runs had different accuracies before training."""
     for seed in results.facts["experiment"]["seeds"]:
         accuracies = [row[seed]["accuracy_before"] for row in rows.values() if seed in row]
         values = [accuracy for accuracy in accuracies if accuracy is not None]
         if values and not np.allclose(values, values[0]):
+            quantity = "accuracy" if results.is_binary(condition) else "mean score"
             yield (
-                f"the accuracy before training differs between the rows of seed {seed}, though they"
-                " start from the same model: they were evaluated with different options, or on"
+                f"the {quantity} before training differs between the rows of seed {seed}, though"
+                " they start from the same model: they were evaluated with different options, or on"
                 " machines that round differently"
             )

@@ -1,6 +1,6 @@
 """`dapo check`: prints the facts of a configuration, its memory and, on request, a probe."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,15 @@ from dapo.cli.check.summary import (
     changed_paper_values,
     data_facts,
     explain,
-    ignored_options,
 )
 from dapo.config import Config
-from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
-from dapo.training.assemble.resolve import require_hardware
-from dapo.training.preflight import open_judge
+from dapo.start.check import Checked, check
+from dapo.start.ignored_options import ignored_options
+from dapo.start.resolve import require_hardware
 from dapo.types import Problem
 
 
@@ -46,20 +45,34 @@ def check_config(
         against: a run whose first steps are compared with the probe.
         as_json: print JSON instead of lines.
     """
-    with open_judge(config, elsewhere=config.uses_ray) as judge:
-        needed_columns = judge.needed_columns
-    if as_json:
-        result = check_as_json(config, needed_columns)
-        if probe and not result["problems"]:
-            from dapo.cli.check.probe import probe_as_json, run_probe
+    with check(config, elsewhere=config.uses_ray) as checked:
+        if as_json:
+            result = check_as_json(checked)
+            faults = result["problems"]
+        else:
+            if (fork := Fork.of(RunDirectory(path.parent))) is not None:
+                print_text(f"fork      of {fork.describe()}")
+            faults = _print_lines(checked)
+        if probe and not faults:
+            from dapo.cli.check.probe import describe_probe, probe_as_json, run_probe
 
-            result["probe"] = probe_as_json(run_probe(config, problems, samples), against)
+            resolved, measured = run_probe(checked, problems, samples)
+            if as_json:
+                result["probe"] = probe_as_json(measured, against)
+            else:
+                print_text()
+                for line in describe_probe(resolved, measured, against):
+                    print_text(line)
+    if as_json:
         print_json(result)
-        return not result["problems"]
-    if (fork := Fork.of(RunDirectory(path.parent))) is not None:
-        print_text(f"fork      of {fork.describe()}")
-    data, num_removed = data_facts(resolve_auto_verifier(config), needed_columns)
-    description = explain(config, needed_columns, (data, num_removed))
+    return not faults
+
+
+def _print_lines(checked: Checked) -> list[str]:
+    """Print the description, problems first, and return the problems."""
+    config = checked.config
+    data, num_removed = data_facts(checked)
+    description = explain(config, (data, num_removed))
     estimate = describe_estimate(config, hardware_profile_for(config))
     lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
     faults = [f"problem: {fault}" for fault in missing_hardware(config)]
@@ -70,13 +83,7 @@ def check_config(
         *(line for line in lines if line not in faults),
     ]:
         print_text(line)
-    if probe and not faults:
-        from dapo.cli.check.probe import describe_probe, run_probe
-
-        print_text()
-        for line in describe_probe(config, run_probe(config, problems, samples), against):
-            print_text(line)
-    return not faults
+    return faults
 
 
 def missing_hardware(config: Config) -> list[str]:
@@ -89,13 +96,13 @@ def missing_hardware(config: Config) -> list[str]:
     return []
 
 
-def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]]) -> dict[str, Any]:
+def check_as_json(checked: Checked) -> dict[str, Any]:
     """Return the result of `dapo check` as JSON values; `problems` is empty if it can run.
 
     Raises DataError and RewardError, as `explain` does.
     """
-    config = resolve_auto_verifier(config)
-    data, num_removed = data_facts(config, needed_columns)
+    config = checked.config
+    data, num_removed = data_facts(checked)
     estimate, note = estimate_of(config, hardware_profile_for(config))
     rollout = config.rollout
     faults = missing_hardware(config)

@@ -20,27 +20,26 @@ from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.check import Checked
+from dapo.start.read import read
+from dapo.start.resolve import resolve
 
 _BAR = 30
 _WIDTH = 110
 
 
-def run_probe(config: Config, problems: int | None, samples: int | None) -> Probe:
-    """Probe a configuration on this machine, with a progress bar on the standard error."""
-    config = resolve_auto(config)
-    with VerifierPool(config.reward) as judge:
-        inputs = read_inputs(config, judge.needed_columns)
-        config = resolve_engine(config, inputs.loaded.model)
-        with progress("probe") as show:
-            show(0, problems or default_problems(config))
-            return probe_run(
-                config, inputs, judge, problems=problems, samples=samples, on_progress=show
-            )
+def run_probe(checked: Checked, problems: int | None, samples: int | None) -> tuple[Config, Probe]:
+    """Probe a configuration on this machine, with a progress bar on the standard error.
+
+    Returns the resolved options, too.
+    """
+    inputs = read(resolve(checked))
+    with progress("probe") as show:
+        show(0, problems or default_problems(inputs.config))
+        probe = probe_run(inputs, problems=problems, samples=samples, on_progress=show)
+    return inputs.config, probe
 
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
@@ -59,7 +58,10 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
 
 
 def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
-    """Yield lines about pass rates, responses, lengths, speed, memory and another run."""
+    """Yield lines about pass rates, responses, lengths, speed, memory and another run.
+
+    `config` is resolved.
+    """
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
@@ -89,7 +91,7 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
             text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )
     yield ""
-    yield from _speed(resolve_auto(config), probe)
+    yield from _speed(config, probe)
     if against is not None:
         yield ""
         yield from _compare(probe, against)

@@ -13,8 +13,8 @@ from dapo.policy.lora import adapted_layers
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
-from dapo.training.assemble.inputs import turn_end_notes
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.read import turn_end_notes
+from dapo.start.resolve import resolve_auto
 from dapo.types import Problem
 
 

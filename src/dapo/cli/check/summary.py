@@ -1,34 +1,28 @@
 """The lines of `dapo check` about data, step, run, ignored options and the paper's values."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Literal
 
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.cli.formatting import option_text, weighted
+from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
+from dapo.config.option_fields import known_about, option_text, options_of, value_of
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
-from dapo.rewards.verifier import is_binary
-from dapo.training.preflight import NO_COLUMNS, load_rows
+from dapo.start.check import Checked, UserCode
+from dapo.start.ignored_options import ignored_options
+from dapo.start.rows import load_rows
 from dapo.types import Problem
 
 _TOKEN_BYTES = 8  # a token's id and log-probability, in the controller and in a checkpoint
 
 
-def explain(
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
-    data: "tuple[Sequence[DataFacts], int] | None" = None,
-) -> Iterator[str]:
-    """Describe a configuration in lines; `needed_columns` are by function of the reward.
-
-    `data` are the facts of `data_facts`, where they are known already.
+def explain(config: Config, data: "tuple[Sequence[DataFacts], int] | None" = None) -> Iterator[str]:
+    """Describe a configuration in lines; `data` are the facts of `data_facts`, if read already.
 
     Raises DataError if a local data source cannot be read or lacks a column that the reward reads,
     and RewardError if the reward can judge none of its rows.
@@ -38,7 +32,7 @@ def explain(
     if config.model.dtype == "auto":
         dtype = "bfloat16 where the processor is fast at it, else float32"
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
-    yield from _data(config, *(data or data_facts(config, needed_columns)))
+    yield from _data(config, *(data or data_facts(Checked(config, UserCode()))))
     yield ""
     yield from _step(config)
     yield ""
@@ -50,11 +44,6 @@ def explain(
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
         yield from (f"  - {line}" for line in lines)
-
-
-def value_of(config: Config, name: str) -> Any:
-    """Return the value of an option, or of a property of the configuration, by its dotted name."""
-    return reduce(getattr, name.split("."), config)
 
 
 def differences_from_paper(config: Config) -> Iterator[str]:
@@ -71,49 +60,6 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
             value = value_of(config, name)
             if value != facts["paper"]:
                 yield name, value, facts["paper"]
-
-
-def ignored_options(config: Config) -> Iterator[str]:
-    """Describe each option that is set but has no effect, with the reason."""
-    for name, info in options_of():
-        condition = known_about(info).get("only_with")
-        # turned off: no contradiction
-        if condition is None or not _is_set(config, name) or not value_of(config, name):
-            continue
-        required, _, expected = condition.partition("=")
-        value = value_of(config, required)
-        is_met = value == expected if expected else bool(value)
-        if not is_met:
-            label = f"{name}.*" if section_in(info.annotation) else name
-            reason = f"{required} is {'not set' if value is None else option_text(value)}"
-            if condition in CONDITIONS:
-                reason = f"needs {CONDITIONS[condition]}"
-            yield f"{label}: {reason}"
-    loss = config.loss
-    verifier = config.reward.verifier
-    # estimators whose gradient vanishes where loss.kl_in puts them
-    if loss.has_kl_term and loss.kl_estimator == "k1":
-        yield (
-            "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only"
-            " noise; set loss.kl_estimator=k2 or k3, or loss.kl_in=reward"
-        )
-    if loss.has_kl_reward and loss.kl_estimator != "k1":
-        yield (
-            f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the"
-            " reference; set loss.kl_estimator=k1, or loss.kl_in=loss"
-        )
-    if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
-        yield "reward.threshold: the verifier gives no score, only correct or wrong"
-
-
-def _is_set(config: Config, name: str) -> bool:
-    """Return True if the configuration or its preset sets an option."""
-    section: Any = config
-    for part in name.split("."):
-        if part not in section.model_fields_set:
-            return False
-        section = getattr(section, part)
-    return True
 
 
 @dataclass(frozen=True)
@@ -134,17 +80,16 @@ class DataFacts:
         return Counter(problem.source for problem in self.problems or ())
 
 
-def data_facts(
-    config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
-) -> tuple[list[DataFacts], int]:
+def data_facts(checked: Checked) -> tuple[list[DataFacts], int]:
     """Read the training and the evaluation data, if any, and count the problems that are in both.
 
     Raises DataError and RewardError, as `explain` does.
     """
-    facts = [_facts("train", config.data.train_source, config, needed_columns)]
+    config = checked.config
+    facts = [_facts("train", config.data.train_source, checked)]
     if config.data.eval_source is None:
         return facts, 0
-    facts.append(_facts("eval", config.data.eval_source, config, needed_columns))
+    facts.append(_facts("eval", config.data.eval_source, checked))
     train, held_out = (source.problems for source in facts)
     if not train or not held_out:
         return facts, 0
@@ -152,19 +97,13 @@ def data_facts(
     return facts, num_removed
 
 
-def _facts(
-    role: Literal["train", "eval"],
-    source: Source,
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]],
-) -> DataFacts:
+def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
-    if role == "train" and config.is_supervised:
+    if role == "train" and checked.config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    return DataFacts(
-        role, source.label, *load_rows(config.data, config.reward, role, needed_columns)
-    )
+    problems, warnings = load_rows(checked.config.data, checked.config.reward, checked.code, role)
+    return DataFacts(role, source.label, problems, warnings)
 
 
 def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import fsync
 from dapo.core.terminal import printable_json
+from dapo.core.typed_values import to_json_values
 from dapo.data.sources.readers import read_rows, require_file_type
 from dapo.data.sources.rows import is_source_of, other_fields, problem_from_row
 from dapo.types import Problem
@@ -146,7 +147,7 @@ def row_of(problem: Problem) -> dict[str, Any]:
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for row in rows:
-            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(to_json_values(row), ensure_ascii=False, allow_nan=False)
             file.write(printable_json(text) + "\n")
 
 

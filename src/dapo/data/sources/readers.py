@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
 from dapo.core.loading import quiet_hub, require_package
+from dapo.core.typed_values import MARK, of_json_values
 from dapo.data.sources.rows import with_arrow_messages
 from dapo.data.sources.separated import separated_rows
 
@@ -113,9 +114,18 @@ def _jsonl_rows(path: Path) -> Rows:
             try:
                 text = _decoded(line, where, first=number == 1)
                 if text.strip():
-                    yield where, _require_object(_json(text, where, expected), where, expected)
+                    row = _require_object(_json(text, where, expected), where, expected)
+                    yield where, _with_types(row, where) if MARK in text else row
             except DataError as error:
                 yield where, error
+
+
+def _with_types(row: Any, where: str) -> Any:
+    """Return a row of JSON with the values of other types that dapo has written into it."""
+    try:
+        return of_json_values(row)
+    except ValueError as error:
+        return DataError(f"{where}: {error}")
 
 
 def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | DataError:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,11 +13,15 @@ from uuid import UUID
 from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import DataError
 from dapo.core.text import one_line, shorten
+from dapo.core.typed_values import as_text, is_kept, standard_value, with_texts
 from dapo.types import Message, Problem, Prompt, content_text
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
 CONVERSATION_COLUMNS = ("messages", "conversations")
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""The column with a problem's variables for the chat template, as TRL has it."""
+TEMPLATE_COLUMNS = ("tools", TEMPLATE_KWARGS)
 SOURCE_COLUMNS = ("data_source", "source")
 # pandas writes a frame's index as a column of this name; it would make copies of a problem differ
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -75,13 +79,15 @@ def problem_from_row(
     stored_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
         stored_columns.add("prompt")
-    if answer_column == "answer" and json_value(reference, f"{where}: answer") == answer:
+    if answer_column == "answer" and data_value(reference, f"{where}: answer") == answer:
         stored_columns.add("answer")
     fields = {}
     for name, value in row.items():
         if name not in stored_columns and not _PANDAS_INDEX.fullmatch(str(name)):
-            fields[_name(name, where)] = json_value(value, f"{where}: {name}")
+            fields[_name(name, where)] = data_value(value, f"{where}: {name}")
     fields |= tool_schemas(row, where)
+    if TEMPLATE_KWARGS in fields:
+        fields[TEMPLATE_KWARGS] = with_texts(fields[TEMPLATE_KWARGS])
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
     # the worked solution of GSM8K, unless a column of that name has one
@@ -143,76 +149,106 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def json_value(value: object, where: str) -> Any:
-    """Convert a value to JSON: times and decimals to strings, NaN to None.
-
-    `unlike_json` names what changes its type.
+    """Convert a value to JSON: times and decimals to texts, NaN to None.
 
     Raises:
         DataError: the value holds bytes or objects.
     """
+    return with_texts(data_value(value, where))
+
+
+def data_value(value: object, where: str) -> Any:
+    """Convert a value to JSON values and those that `dapo.core.typed_values` keeps; NaN to None.
+
+    Raises DataError for bytes and objects. `changed_type` names what changes its type.
+    """
+    value = standard_value(value)
     if isinstance(value, str):
         return _encodable(value, where)
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
-        return None
-    if isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int) or is_kept(value):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        # the tolist() of a time may be a bare integer
-        is_time = type(value).__name__ in ("datetime64", "timedelta64")
-        return json_value(str(value) if is_time else value.tolist(), where)
+        return data_value(_python_value(value), where)
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        if math.isnan(value):
-            return None
-        return str(value)
+        return None if math.isnan(value) else float(value)
     if isinstance(value, Mapping):
         entries = value.items()
-        return {_name(key, where): json_value(item, f"{where}.{key}") for key, item in entries}
+        return {_name(key, where): data_value(item, f"{where}.{key}") for key, item in entries}
     if isinstance(value, list | tuple):
-        return [json_value(item, where) for item in value]
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    if isinstance(value, timedelta | Decimal | UUID):
-        return str(value)
+        return [data_value(item, where) for item in value]
+    if isinstance(value, datetime | date | time | timedelta | Decimal | UUID):
+        return as_text(value)
     raise DataError(
-        f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times, lists"
-        " and mappings are read: drop this column or write it as a string"
+        f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times,"
+        " lists and mappings are read: drop this column or write it as a string"
     )
 
 
-def unlike_json(value: object) -> str | None:
-    """Return the type of the value that `json_value` makes a text; None if there is none."""
-    type_name = type(value).__name__
-    if value is None or isinstance(value, str | bool | int):
+def changed_type(value: object) -> str | None:
+    """Return the type of the value that `data_value` makes a text; None if there is none."""
+    value = standard_value(value)
+    if value is None or isinstance(value, str | bool | int | float) or is_kept(value):
         return None
-    if isinstance(value, float):
-        return "infinite number" if math.isinf(value) else None
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 return f"key of type {type(key).__name__}"
-        return _first_unlike_json(value.values())
+        return _first(changed_type, value.values())
     if isinstance(value, list | tuple):
-        return _first_unlike_json(value)
-    if type(value).__module__ == "numpy" and type_name not in ("datetime64", "timedelta64"):
-        return unlike_json(value.tolist()) if hasattr(value, "tolist") else None
-    # the missing values of pandas become null
-    return None if type_name in ("NAType", "NaTType") else type_name
+        return _first(changed_type, value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        python_value = _python_value(value)
+        if isinstance(python_value, str):
+            return type(value).__name__
+        return changed_type(python_value)
+    return type(value).__name__
 
 
-def _first_unlike_json(values: Iterable[object]) -> str | None:
+def unlike_json(value: object) -> str | None:
+    """Return the type of a value that `json_value` makes a text; None if there is none."""
+    value = standard_value(value)
+    if is_kept(value):
+        return "infinite number" if isinstance(value, float) else type(value).__name__
+    if isinstance(value, Mapping):
+        return _first(unlike_json, value.values()) or changed_type(value)
+    if isinstance(value, list | tuple):
+        return _first(unlike_json, value)
+    return changed_type(value)
+
+
+def lost_type(name: str, value: object, columns: Columns = ANY_COLUMNS) -> str | None:
+    """Return the type of a column's value that functions get as text; None if there is none.
+
+    Messages, and what the chat template reads, are JSON.
+    """
+    is_prompt = name in (columns.prompt, *PROMPT_COLUMNS, *CONVERSATION_COLUMNS)
+    if is_prompt or name in TEMPLATE_COLUMNS:
+        return unlike_json(value)
+    return changed_type(value)
+
+
+def _first(kind_of: Callable[[object], str | None], values: Iterable[object]) -> str | None:
+    """Return the first kind that the function finds among values."""
     for value in values:
-        kind = unlike_json(value)
+        kind = kind_of(value)
         if kind is not None:
             return kind
     return None
 
 
+def _python_value(value: Any) -> Any:
+    """Return a value of NumPy as Python's; a time below a microsecond as text."""
+    if type(value).__name__ in ("datetime64", "timedelta64"):
+        return str(value)
+    if value.dtype.kind in "mM":  # whose tolist() may be bare integers
+        return list(value)
+    return value.tolist()
+
+
 def describe_texts(kinds: Mapping[str, str]) -> str:
     """Return a warning about columns, each with the type of its values that became texts."""
     columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
-    return f"JSON has no such type, so functions get it as text in the column {columns}"
+    return f"this type is not kept, so functions get it as text in the column {columns}"
 
 
 def _column(

@@ -14,7 +14,7 @@ from dapo.config import Config
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
 from dapo.core.files import make_private_folder
 from dapo.core.text import one_line, shorten
-from dapo.distributed.launch import import_path, log_tail, wait_until_ready
+from dapo.distributed.launch import import_path, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
 from dapo.distributed.ray.cluster import PrivateCluster, connect, describe_exposure, import_ray
@@ -22,6 +22,7 @@ from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.engines.engine import WeightSource
+from dapo.processes.output import log_tail
 
 MAX_CAUSE_CHARS = 400
 

@@ -15,7 +15,7 @@ import torch
 from dapo.core.errors import EngineError
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines import request_checks as checks
-from dapo.engines.engine import WeightSource, float_array
+from dapo.engines.engine import Capabilities, WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest, WeightLayout
 
 LOAD = "dapo_load_weights"
@@ -88,6 +88,10 @@ class VllmEngine(checks.EngineState):
         self._waiting: dict[str, GenerationRequest] = {}
         self._running: dict[str, _RunningSequence] = {}
         self.drop_weights()  # a trainer's rank that starts on this GPU needs its memory
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(receiver=self)
 
     @property
     def in_flight(self) -> list[str]:

@@ -31,7 +31,7 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install vllm on a GPU; `dapo show docs gpu_server` has the steps for a CPU; or"
+    "install it: pip install vllm on a GPU; `dapo show docs machines` has the steps for a CPU; or"
     " name the interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
@@ -99,7 +99,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     if current_platform.is_unspecified():
         raise EngineError(
             "rollout.engine=vllm: this vLLM is not built for any device that it finds here."
-            " `nvidia-smi` shows whether there is a GPU; `dapo show docs gpu_server` has the steps"
+            " `nvidia-smi` shows whether there is a GPU; `dapo show docs machines` has the steps"
             " for a CPU"
         )
     listen_on_loopback(on_one_machine=options.on_one_machine)

@@ -8,7 +8,7 @@ from typing import Any
 from dapo.core.errors import ConfigError
 from dapo.core.loading import Failure, try_call
 from dapo.core.text import quoted
-from dapo.data.problems import is_begun_by_environment
+from dapo.data.begun import is_begun_by_environment
 from dapo.environments.calls import CallForm, CallReader, WrongCall, tool_schema
 from dapo.environments.environment import StepResult
 from dapo.rewards.verifiers.function import EventLoop, columns_of

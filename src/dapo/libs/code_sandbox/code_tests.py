@@ -129,8 +129,8 @@ def read_tests(
         and isinstance(value.get("outputs"), list)
     ):
         if len(value["inputs"]) != len(value["outputs"]):
-            given = f"{len(value['inputs'])} inputs and {len(value['outputs'])} outputs"
-            raise UnusableTests(f"its tests have {given}; expected an output for each input")
+            counts = f"{len(value['inputs'])} inputs and {len(value['outputs'])} outputs"
+            raise UnusableTests(f"its tests have {counts}; expected an output for each input")
         value = [
             {"input": i, "output": o}
             for i, o in zip(value["inputs"], value["outputs"], strict=True)
@@ -179,14 +179,14 @@ def _compiled(texts: Sequence[str], entry_point: str | None, prompt: str) -> Ass
 def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> AssertionTests:
     trees = [ast.parse(text) for text in texts]
     required = NameRequirements(trees, texts, entry_point, prompt)
-    of_program = DataFlow(trees).reached_from(
+    program_names = DataFlow(trees).reached_from(
         {*required.names, *required.aliases, *required.check_parameters}
     )
-    steerable = steerable_parts(trees, of_program)
+    steerable = steerable_parts(trees, program_names)
     codes = []
     num_counted = 0
     for tree in trees:
-        instrument = Instrument(of_program, required.defined)
+        instrument = Instrument(program_names, required.defined)
         instrumented = ast.fix_missing_locations(instrument.visit(tree))
         codes.append(compile(instrumented, "tests", "exec", dont_inherit=True))
         num_counted += instrument.num_counted

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 EXPECTS_EXCEPTION = ("raises", "assertRaises", "assertRaisesRegex")
-_FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _REDIRECTS = ("redirect_stdout", "redirect_stderr")
 _CATCHES_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 
@@ -35,28 +35,27 @@ class Names:
     @classmethod
     def of(cls, *nodes: ast.AST | None) -> "Names":
         """Collect the names that these trees mention."""
-        found = cls()
-        for node in nodes:
-            for part in ast.walk(node) if node is not None else ():
+        names = cls()
+        for node in filter(None, nodes):
+            for part in ast.walk(node):
                 if isinstance(part, ast.Name):
-                    found.variables.add(part.id)
+                    names.variables.add(part.id)
                 elif isinstance(part, ast.Attribute):
-                    found.attributes.add(part.attr)
-        return found
+                    names.attributes.add(part.attr)
+        return names
 
-    def intersects(self, other: "Names") -> bool:
-        """Whether the two have a name in common."""
-        return not (
-            self.variables.isdisjoint(other.variables)
-            and self.attributes.isdisjoint(other.attributes)
-        )
+    def intersects(self, names: "Names") -> bool:
+        """Return True if the two have a name in common."""
+        if not self.variables.isdisjoint(names.variables):
+            return True
+        return not self.attributes.isdisjoint(names.attributes)
 
-    def add(self, other: "Names") -> bool:
-        """Add the names of `other`; return whether one of them is new."""
-        before = len(self.variables) + len(self.attributes)
-        self.variables |= other.variables
-        self.attributes |= other.attributes
-        return len(self.variables) + len(self.attributes) > before
+    def add(self, names: "Names") -> bool:
+        """Add these names; return True if one of them is new."""
+        old_size = len(self.variables) + len(self.attributes)
+        self.variables |= names.variables
+        self.attributes |= names.attributes
+        return len(self.variables) + len(self.attributes) > old_size
 
 
 class DataFlow:
@@ -70,10 +69,11 @@ class DataFlow:
         self._edges: list[tuple[Names, Names]] = []
         self._printed = Names({"capsys"})  # the names that can hold output of the program
         self.parameters: dict[str, set[str]] = {}
-        nodes = [node for tree in trees for node in ast.walk(tree)]
+        nodes = list(_walk(trees))
         for node in nodes:
-            if isinstance(node, _FunctionNode):
+            if isinstance(node, FunctionNode):
                 self.parameters.setdefault(node.name, set()).update(parameters_of(node))
+        # a call may come before the function: its edges need the parameters of all functions
         for node in nodes:
             self._edges.extend(self._edges_of(node))
 
@@ -84,17 +84,15 @@ class DataFlow:
         grows = True
         while grows:
             grows = False
-            for source, to in self._edges:
-                grows |= source.intersects(reached) and reached.add(to)
+            for source, target in self._edges:
+                grows |= source.intersects(reached) and reached.add(target)
         return reached
 
     def _edges_of(self, node: ast.AST) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of one statement or expression: from its names to those it binds."""
         match node:
             case ast.Assign(targets=targets, value=value):
-                if any(
-                    isinstance(target, ast.Attribute) and target.attr == "stdout"
-                    for target in targets
-                ):
+                if any(map(_is_stdout, targets)):
                     self._printed.add(_bound_by(value, *targets))
                 yield Names.of(value), _bound_by(*targets)
             case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr():
@@ -105,22 +103,10 @@ class DataFlow:
                 yield from self._edges_of_with(node)
             case ast.If() | ast.While():
                 yield Names.of(node.test), _bound_in([*node.body, *node.orelse])
-            case ast.Try(body=body, handlers=handlers, orelse=orelse):
-                yield Names.of(*body), Names({handler.name for handler in handlers if handler.name})
-                # whether the body raises decides what is assigned: `raised = True`
-                yield (
-                    Names.of(*body),
-                    _bound_in([*body, *orelse, *(part for h in handlers for part in h.body)]),
-                )
-            case ast.Match(subject=subject):
-                captures = [
-                    part for part in ast.walk(node) if isinstance(part, ast.MatchAs | ast.MatchStar)
-                ]
-                yield Names.of(subject), Names({part.name for part in captures if part.name})
-                yield (
-                    Names.of(subject),
-                    _bound_in([part for case in node.cases for part in case.body]),
-                )
+            case ast.Try():
+                yield from self._edges_of_try(node)
+            case ast.Match():
+                yield from self._edges_of_match(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Names.of(*node.body), Names({node.name}, {node.name})
                 defaults = [*node.args.defaults, *node.args.kw_defaults]
@@ -130,34 +116,61 @@ class DataFlow:
             case ast.Call() | ast.Expr(value=ast.Call()):
                 yield from self._edges_of_call(node)
 
+    def _edges_of_try(self, node: ast.Try) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `try`: from its body to its handlers, and to all that it assigns."""
+        names = Names.of(*node.body)
+        yield names, Names({handler.name for handler in node.handlers if handler.name})
+        # whether the body raises decides what is assigned: `raised = True`
+        statements = [*node.body, *node.orelse]
+        for handler in node.handlers:
+            statements += handler.body
+        yield names, _bound_in(statements)
+
+    def _edges_of_match(self, node: ast.Match) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `match`: from its subject to its captures and all it assigns."""
+        names = Names.of(node.subject)
+        captures = Names()
+        for part in ast.walk(node):
+            if isinstance(part, ast.MatchAs | ast.MatchStar) and part.name:
+                captures.variables.add(part.name)
+        yield names, captures
+        # the subject decides which case runs
+        yield names, _bound_in([part for case in node.cases for part in case.body])
+
     def _edges_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `with`, and note the objects that receive the output."""
         for item in node.items:
-            if (
-                isinstance(item.context_expr, ast.Call)
-                and _last_name(item.context_expr.func) in _REDIRECTS
-            ):
-                self._printed.add(_bound_by(*item.context_expr.args))
+            context = item.context_expr
+            if isinstance(context, ast.Call) and last_name(context.func) in _REDIRECTS:
+                self._printed.add(_bound_by(*context.args))
             if item.optional_vars is not None:
-                yield Names.of(item.context_expr, *node.body), _bound_by(item.optional_vars)
+                yield Names.of(context, *node.body), _bound_by(item.optional_vars)
 
     def _edges_of_call(self, call: ast.Call | ast.Expr) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a call: from its arguments to parameters, or to a changed object."""
         if isinstance(call, ast.Expr):  # such as sort_numbers(numbers)
             assert isinstance(call.value, ast.Call)
             yield Names.of(call.value.func), _bound_by(*call.value.args)
             return
-        given = Names.of(*call.args, *call.keywords)
-        called = Names.of(call.func)
-        for function in called.variables | called.attributes | given.variables:
+        arguments = Names.of(*call.args, *call.keywords)
+        callee = Names.of(call.func)
+        # a function among the arguments may be called with the others
+        for function in callee.variables | callee.attributes | arguments.variables:
             if function in self.parameters:
-                yield given, Names(set(self.parameters[function]))
+                yield arguments, Names(set(self.parameters[function]))
         if isinstance(call.func, ast.Attribute):  # such as results.append(value)
-            yield given, _bound_by(call.func.value)
+            yield arguments, _bound_by(call.func.value)
 
 
-def parameters_of(function: _FunctionNode) -> set[str]:
+def _is_stdout(target: ast.expr) -> bool:
+    """Return True for an assignment to `sys.stdout`."""
+    return isinstance(target, ast.Attribute) and target.attr == "stdout"
+
+
+def parameters_of(function: FunctionNode) -> set[str]:
     """Return the names of the parameters of a function, except `self` and `cls`."""
-    every = ast.walk(function.args)
-    return {part.arg for part in every if isinstance(part, ast.arg)} - {"self", "cls"}
+    names = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
+    return names - {"self", "cls"}
 
 
 def _bound_by(*targets: ast.expr) -> Names:
@@ -201,18 +214,16 @@ _NEVER_FALSE = ("str", "repr", "map", "filter", "zip", "iter", "enumerate", "rev
 
 
 def constant_truth(test: ast.expr | None) -> bool | None:
-    """Return whether an expression is always true or always false for any program; None if it
-    depends or is unclear.
+    """Return the truth of an expression that is the same for any program; None if it depends or is
+    unclear.
     """
     match test:
         case ast.Constant(value=value):
             return bool(value)
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-            return any(not isinstance(part, ast.Starred) for part in parts) or (
-                None if parts else False
-            )
+            return _container_truth(isinstance(part, ast.Starred) for part in parts)
         case ast.Dict(keys=keys):
-            return any(key is not None for key in keys) or (None if keys else False)
+            return _container_truth(key is None for key in keys)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             truth = constant_truth(operand)
             return None if truth is None else not truth
@@ -236,8 +247,16 @@ def constant_truth(test: ast.expr | None) -> bool | None:
     return True if _is_never_false(test) else None
 
 
+def _container_truth(are_unpacked: Iterable[bool]) -> bool | None:
+    """Return the truth of a container: false without elements, unclear if all are unpacked."""
+    unpacked = list(are_unpacked)
+    if not unpacked:
+        return False
+    return None if all(unpacked) else True
+
+
 def _is_never_false(test: ast.expr | None) -> bool:
-    """Return whether an expression is true whatever its parts are, such as a list of comparisons
+    """Return True if an expression is true whatever its parts are, such as a list of comparisons
     without `all`.
     """
     match test:
@@ -257,16 +276,17 @@ class Instrument(ast.NodeTransformer):
     program.
     """
 
-    def __init__(self, of_program: Names, defined: Iterable[str]) -> None:
-        """Create a rewriter; `of_program`: names that hold values of the program, `defined`: names
-        of the tests.
+    def __init__(self, program_names: Names, defined: Iterable[str]) -> None:
+        """Create a rewriter; `program_names` hold values of the program, `defined` are names of the
+        tests.
         """
-        self._of_program = of_program
+        self._program_names = program_names
         self._defined = set(defined)
         self.num_counted = 0
         self._in_class = False
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Visit a class, whose methods the runner calls with their object."""
         outside = self._in_class
         self._in_class = True
         self.generic_visit(node)
@@ -274,64 +294,68 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Record calls of a function."""
         return self._record_call(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """Record calls of a coroutine function."""
         return self._record_call(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Count `assert x` if it is an assertion on the program, and record its failure."""
         counts = self._counts(node.test)
         self.generic_visit(node)
-        fail = ast.Raise(_call("__assertion_error__", *([node.msg] if node.msg else [])))
-        check = ast.If(ast.UnaryOp(ast.Not(), _call("__count_pass__", node.test)), [fail], [])
-        return _recorded(check) if counts else node
+        if not counts:
+            return node
+        arguments = [node.msg] if node.msg else []
+        fail = ast.Raise(_call("__assertion_error__", *arguments))
+        passes = _call("__count_pass__", node.test)
+        return _recorded(ast.If(_negated(passes), [fail], []))
 
     def visit_If(self, node: ast.If) -> ast.AST:
+        """Count `if x: raise`, which asserts that `x` is false."""
         counts = not node.orelse and _only_fails(node.body) and self._counts(node.test)
         self.generic_visit(node)
         if not counts:
             return node
-        node.test = ast.UnaryOp(
-            ast.Not(), _call("__count_pass__", ast.UnaryOp(ast.Not(), node.test))
-        )
+        # `if x != 3: fail()` asserts the opposite of its test
+        node.test = _negated(_call("__count_pass__", _negated(node.test)))
         return _recorded(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        name = _last_name(node.func)
-        of_program = Names.of(*node.args, *node.keywords).intersects(self._of_program)
-        if (
-            name in ("assertTrue", "assertFalse")
-            and node.args
-            and constant_truth(node.args[0]) is not None
-        ):
-            of_program = False
+        """Count calls of assertion methods on values of the program."""
+        counts = self._is_assertion_method(node)
         self.generic_visit(node)
-        if (
-            of_program
-            and name not in self._defined
-            and (name.startswith("assert") or name == "raises")
-        ):
+        if counts:
             self.num_counted += 1
             node.func = _call("__method__", node.func)
         return node
 
+    def _is_assertion_method(self, node: ast.Call) -> bool:
+        """Return True if a method of a test library asserts something of the program."""
+        name = last_name(node.func)
+        if name in self._defined or not (name.startswith("assert") or name == "raises"):
+            return False
+        is_truth_test = name in ("assertTrue", "assertFalse") and bool(node.args)
+        if is_truth_test and constant_truth(node.args[0]) is not None:
+            return False
+        return self._uses_program(*node.args, *node.keywords)
+
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        tracks = isinstance(node.value, ast.Call) and Names.of(node.value.func).intersects(
-            self._of_program
-        )
+        """Copy what a call such as `sort(numbers)` changes back into the objects of the tests."""
+        call = node.value
+        tracks = isinstance(call, ast.Call) and self._uses_program(call.func)
         self.generic_visit(node)
         if tracks and isinstance(node.value, ast.Call):
             node.value.func = _call("__track_mutation__", node.value.func)
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
-        called = [
-            _last_name(i.context_expr.func)
-            for i in node.items
-            if isinstance(i.context_expr, ast.Call)
-        ]
-        expects = any(name in EXPECTS_EXCEPTION and name not in self._defined for name in called)
-        counts = expects and Names.of(*node.body).intersects(self._of_program)
+        """Count the body of `with raises(...)`, which must use the program and raise."""
+        contexts = [item.context_expr for item in node.items]
+        callees = {last_name(part.func) for part in contexts if isinstance(part, ast.Call)}
+        expects = not (callees - self._defined).isdisjoint(EXPECTS_EXCEPTION)
+        counts = expects and self._uses_program(*node.body)
         self.generic_visit(node)
         if not counts:
             return node
@@ -341,14 +365,16 @@ class Instrument(ast.NodeTransformer):
         return [node, ast.Expr(_call("__raised__", site))]
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Count a `try` whose body fails unless the program raises."""
         body_fails = any(map(_always_fails, [*node.body, *node.orelse]))
-        expects = body_fails and Names.of(*node.body).intersects(self._of_program)
-        own = [
+        expects = body_fails and self._uses_program(*node.body)
+        # before the visit, which replaces the assertions
+        have_assertions = [
             any(isinstance(part, ast.Assert) for part in _walk(handler.body))
             for handler in node.handlers
         ]
         self.generic_visit(node)
-        for handler, asserts in zip(node.handlers, own, strict=True):
+        for handler, asserts in zip(node.handlers, have_assertions, strict=True):
             if expects:
                 self.num_counted += 1
                 handler.body.insert(0, ast.Expr(_call("__on_except__")))
@@ -356,7 +382,7 @@ class Instrument(ast.NodeTransformer):
                 handler.body.insert(0, ast.Expr(_call("__clear_failure__")))
         return node
 
-    def _record_call(self, node: _FunctionNode) -> _FunctionNode:
+    def _record_call(self, node: FunctionNode) -> FunctionNode:
         """Record calls of a function that the runner would otherwise call."""
         self.generic_visit(node)
         if not self._in_class and (node.name.startswith("test") or node.name == "check"):
@@ -364,12 +390,23 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def _counts(self, test: ast.expr) -> bool:
-        counts = constant_truth(test) is None and Names.of(test).intersects(self._of_program)
+        """Return True if an expression can be false and uses the program, and count it."""
+        counts = constant_truth(test) is None and self._uses_program(test)
         self.num_counted += counts
         return counts
 
+    def _uses_program(self, *nodes: ast.AST) -> bool:
+        """Return True if one of these trees mentions a name of the program."""
+        return Names.of(*nodes).intersects(self._program_names)
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    """Return the negation of an expression."""
+    return ast.UnaryOp(ast.Not(), test)
+
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    """Return a call of a function of `Counter.names`."""
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
@@ -379,7 +416,8 @@ def _recorded(check: ast.stmt) -> ast.Try:
     return ast.Try([check], [ast.ExceptHandler(None, None, record)], [], [])
 
 
-def _last_name(function: ast.expr) -> str:
+def last_name(function: ast.expr) -> str:
+    """Return the name of a function or method that is called; nothing for any other expression."""
     match function:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -387,28 +425,33 @@ def _last_name(function: ast.expr) -> str:
 
 
 def _only_fails(body: Sequence[ast.stmt]) -> bool:
+    """Return True for a single `raise`, or call of a method `fail`."""
     match body:
         case [ast.Raise()]:
             return True
         case [ast.Expr(value=ast.Call(func=function))]:
-            return _last_name(function) == "fail"
+            return last_name(function) == "fail"
     return False
 
 
 def _always_fails(statement: ast.stmt) -> bool:
-    """`assert False`, `raise AssertionError`, `self.fail()`, `pytest.fail()`."""
+    """Return True for `assert False`, `raise AssertionError`, `self.fail()`, `pytest.fail()`."""
     match statement:
         case ast.Assert(test=test):
             return constant_truth(test) is False
         case ast.Raise(exc=ast.Call(func=raised)) | ast.Raise(exc=raised):
-            return isinstance(raised, ast.expr) and _last_name(raised) == "AssertionError"
+            return isinstance(raised, ast.expr) and last_name(raised) == "AssertionError"
     return _only_fails([statement])
 
 
 def _catches_assertions(kind: ast.expr | None) -> bool:
+    """Return True if a handler of these exceptions catches failed assertions."""
+    if kind is None:
+        return True
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    return any(each is None or _last_name(each) in _CATCHES_ASSERTIONS for each in kinds)
+    return any(last_name(part) in _CATCHES_ASSERTIONS for part in kinds)
 
 
-def _walk(body: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    return (part for statement in body for part in ast.walk(statement))
+def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all nodes of trees."""
+    return (part for node in nodes for part in ast.walk(node))

@@ -88,20 +88,20 @@ class LocalSandbox:
                 return _read(process, deadline, max_output_bytes)
 
     def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
-        ours, theirs = socket.socketpair()
+        runner_end, submission_end = socket.socketpair()
         with (
-            ours,
-            theirs,
+            runner_end,
+            submission_end,
             self._sandbox_process(
-                "submission", [source], deadline, channel=theirs.fileno()
+                "submission", [source], deadline, channel=submission_end.fileno()
             ) as submission,
             self._sandbox_process(
-                "test_runner", [dict(tests)], deadline, channel=ours.fileno()
+                "test_runner", [dict(tests)], deadline, channel=runner_end.fileno()
             ) as runner,
         ):
             # each process sees the exit of the other only if this one holds no copies
-            ours.close()
-            theirs.close()
+            runner_end.close()
+            submission_end.close()
             for _, ready in (submission, runner):
                 self._await_confined(ready, deadline)
             return (

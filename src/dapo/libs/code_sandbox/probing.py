@@ -64,14 +64,14 @@ def self_check(sandbox: Sandbox) -> Mapping[str, str]:
     Raises:
         SandboxError: the sandbox cannot run the programs of the check.
     """
-    found = dict(probe(sandbox))
+    successes = dict(probe(sandbox))
     for weakness, probes in {**_LIMITS, **_TESTS}.items():
-        found |= {name: weakness for name, succeeds in probes.items() if succeeds(sandbox)}
-    return found
+        successes |= {name: weakness for name, succeeds in probes.items() if succeeds(sandbox)}
+    return successes
 
 
 def _outlasts(preparation: str) -> Callable[[Sandbox], bool]:
-    """Whether a program that does this first can compute after its deadline."""
+    """Return a probe of whether a program that does this first can compute after its deadline."""
     # ends by itself, since a sandbox without a limit would wait for it
     source = f"import time\nend = time.monotonic() + {_LIMIT_S + _GRACE_S}\n{preparation}"
     source += "\nwhile time.monotonic() < end:\n    pass\nprint('end')"
@@ -94,7 +94,7 @@ def _prints_too_much(sandbox: Sandbox) -> bool:
 
 
 def _verdict_is(expected: bool, source: str) -> Callable[[Sandbox], bool]:
-    """Whether the tests of a function `answer` pass, as expected, on this program."""
+    """Return a probe of whether the tests of a function `answer` give this result on a program."""
 
     def succeeds(sandbox: Sandbox) -> bool:
         number = 10**17 + secrets.randbelow(10**17)  # stands in the tests only

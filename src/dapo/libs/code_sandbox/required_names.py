@@ -38,8 +38,12 @@ _HELPERS = {
     "pytest",
     "unittest",
     "mock",
+    "approx",
+    "raises",
+    "fixture",
+    "isclose",
+    "allclose",
 }
-_HELPERS |= {"approx", "raises", "fixture", "isclose", "allclose"}
 _MODULE_NAMES = {
     "__name__",
     "__file__",
@@ -98,36 +102,25 @@ class NameRequirements:
         if checks and "check" not in called and len(parameters_of(checks[-1])) == 1:
             self.check = entry_point or ""
             self.check_parameters = parameters_of(checks[-1])
-        own = _names_in(entry_point)
-        unresolved = (
-            used - self.defined - {*dir(builtins), *_MODULE_NAMES} | own & used - self.defined
-        )
-        roots = {
-            n.value.id
-            for n in nodes
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-        }
-        self.standard_modules = {
-            name
-            for name in unresolved - own - called
-            if name in roots and name in sys.stdlib_module_names
-        }
+        entry_names = _names_in(entry_point)
+        undefined = used - self.defined
+        # the entry point may have the name of a built-in function
+        unresolved = undefined - {*dir(builtins), *_MODULE_NAMES} | entry_names & undefined
+        roots = _roots_of_attributes(nodes)
+        modules = unresolved - entry_names - called
+        self.standard_modules = modules & roots & sys.stdlib_module_names
         unresolved -= self.standard_modules
-        self.names = set(own)
+        self.names = set(entry_names)
         if entry_point is None:
-            mentioned = {
-                name for name in unresolved if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt)
-            }
-            self.names = mentioned | (
-                self._select_called(trees, unresolved, called, imported.starred)
-                if unresolved - mentioned
-                else set()
-            )
+            self.names = {name for name in unresolved if _is_mentioned(name, prompt)}
+            if unresolved - self.names:
+                self.names |= self._select_called(trees, unresolved, called, imported.starred)
         self.names |= imported.names
         self.constants = {name for name in self.names - called - roots if name.isupper()}
-        if missing := sorted(unresolved - self.names):
+        unknown = sorted(unresolved - self.names)
+        if unknown:
             raise UnusableTests(
-                f"its tests use {', '.join(missing[:5])}, which neither they nor Python define and"
+                f"its tests use {', '.join(unknown[:5])}, which neither they nor Python define and"
                 " the question does not mention; entry_point names the function of the program"
             )
 
@@ -143,16 +136,31 @@ class NameRequirements:
             return unresolved - helpers
         flow = DataFlow(trees)
         reached = {name: flow.reached_from({name}) for name in unresolved}
-        mentioned = [Names.of(part) for tree in trees for part in _expressions(tree)]
-        return {
-            name
-            for name in unresolved & called - helpers
-            if any(
-                name in names.variables
-                and not any(names.intersects(r) for other, r in reached.items() if other != name)
-                for names in mentioned
-            )
-        }
+        expressions = [Names.of(part) for tree in trees for part in _expressions(tree)]
+        selected = set[str]()
+        for name in unresolved & called - helpers:
+            foreign = [names for source, names in reached.items() if source != name]
+            if any(_uses_alone(names, name, foreign) for names in expressions):
+                selected.add(name)
+        return selected
+
+
+def _uses_alone(names: Names, name: str, foreign: Iterable[Names]) -> bool:
+    """Return True if an expression with these names uses one, and no value of the others."""
+    return name in names.variables and not any(map(names.intersects, foreign))
+
+
+def _roots_of_attributes(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names whose attributes are used, such as `math` in `math.pi`."""
+    return {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+
+
+def _is_mentioned(name: str, prompt: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt) is not None
 
 
 @dataclass(frozen=True)
@@ -168,47 +176,54 @@ class _Imported:
 def _imported_from_program(nodes: Iterable[ast.AST]) -> _Imported:
     """Find the imports from the program. Raises UnusableTests for an import that cannot succeed."""
     nodes = list(nodes)
-    tried = {
-        id(part) for n in nodes if isinstance(n, ast.Try) for s in n.body for part in ast.walk(s)
-    }
+    optional = _in_try(nodes)
     names = set[str]()
     modules = set[str]()
     aliases = set[str]()
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            found: list[tuple[str, str | None]] = [("." * node.level + (node.module or ""), None)]
+            imports = ["." * node.level + (node.module or "")]
             if node.module in PROGRAM_MODULES:
                 names |= {alias.name for alias in node.names}
                 aliases |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
-            found = [(alias.name, alias.asname) for alias in node.names]
-            aliases |= {asname or name for name, asname in found if name in PROGRAM_MODULES}
+            imports = [alias.name for alias in node.names]
+            for alias in node.names:
+                if alias.name in PROGRAM_MODULES:
+                    aliases.add(alias.asname or alias.name)
         else:
             continue
-        for module, _ in found:
+        for module in imports:
+            package = module.partition(".")[0]
             if module in PROGRAM_MODULES:
                 modules.add(module)
-            elif (
-                module.partition(".")[0] not in {*sys.stdlib_module_names, "pytest"}
-                and id(node) not in tried
-            ):
+            elif id(node) not in optional and package not in {*sys.stdlib_module_names, "pytest"}:
                 raise UnusableTests(
                     f"its tests import {module!r}, which is not in Python's standard library"
                 )
     return _Imported(names - {"*"}, modules, aliases - {"*"}, "*" in names)
 
 
+def _in_try(nodes: Iterable[ast.AST]) -> set[int]:
+    """Return the identities of the nodes whose exceptions the tests may handle."""
+    identities = set[int]()
+    for node in nodes:
+        if isinstance(node, ast.Try):
+            for statement in node.body:
+                identities |= set(map(id, ast.walk(statement)))
+    return identities
+
+
 def _names_in(expression: str | None) -> set[str]:
     if expression is None:
         return set()
     try:
-        return {
-            n.id for n in ast.walk(ast.parse(expression, mode="eval")) if isinstance(n, ast.Name)
-        }
+        tree = ast.parse(expression, mode="eval")
     except SyntaxError:
         raise UnusableTests(
             f"its entry_point must be the name of a function, got {expression!r:.80}"
         ) from None
+    return Names.of(tree).variables
 
 
 def _global_names(texts: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -241,10 +256,10 @@ def _starred(trees: Iterable[ast.Module]) -> set[str]:
         for node in nodes
         if node.names[0].name == "*" and node.module in _STARRED_MODULES
     ]
-    found = set[str]()
+    starred = set[str]()
     for module in map(importlib.import_module, filter(None, modules)):
-        found |= set(getattr(module, "__all__", dir(module)))
-    return found
+        starred |= set(getattr(module, "__all__", dir(module)))
+    return starred
 
 
 def _expressions(tree: ast.AST) -> Iterator[ast.AST]:

@@ -78,7 +78,7 @@ class Sandbox(Protocol):
 
 
 def readable(descriptor: int, timeout_s: float) -> bool:
-    """Whether the descriptor has data, or the end of its stream, within this time."""
+    """Return True if the descriptor has data, or the end of its stream, within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))

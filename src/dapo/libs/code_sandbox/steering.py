@@ -5,7 +5,7 @@ look unusable.
 import ast
 from collections.abc import Iterable, Sequence
 
-from .instrument import Names
+from .instrument import FunctionNode, Names, last_name
 
 _SETUP = {
     "setUp",
@@ -16,8 +16,8 @@ _SETUP = {
     "setup_method",
     "setup_class",
     "setup_module",
+    "setup_function",
 }
-_SETUP |= {"setup_function"}
 _EVALUATES = {
     "eval",
     "exec",
@@ -28,41 +28,56 @@ _EVALUATES = {
     "literal_eval",
     "parse",
     "getattr",
+    "Path",
+    "run_path",
+    "run_module",
+    "find_spec",
+    "read_text",
+    "listdir",
+    "stat",
 }
-_EVALUATES |= {"Path", "run_path", "run_module", "find_spec", "read_text", "listdir", "stat"}
 _ENDS = {"exit", "quit", "_exit", "skip", "skipTest", "importorskip"}
 _APPLIES = {"map", "filter"}
 
 
-def steerable_parts(trees: Iterable[ast.Module], of_program: Names) -> Sequence[str]:
+def steerable_parts(trees: Iterable[ast.Module], program_names: Names) -> Sequence[str]:
     """List what values of the program may decide in these tests, which are not rewritten yet.
 
     Args:
-        trees: the tests.
-        of_program: the names that may hold values of the program.
+        trees: The tests.
+        program_names: The names that may hold values of the program.
 
     Returns:
         `assertions`: whether an assertion runs; `evaluation`: the text of an import, a path or an
         expression; `setup`: whether a fixture or a `setUp` fails.
     """
-    found = set[str]()
-    for node in (part for tree in trees for part in ast.walk(tree)):
-        if _decides(node).intersects(of_program) and any(map(_is_assertion, ast.walk(node))):
-            found.add("assertions")
-        if (
-            isinstance(node, ast.Call)
-            and _name(node.func) in _EVALUATES
-            and Names.of(node).intersects(of_program)
-        ):
-            found.add("evaluation")
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            is_fixture = any("fixture" in ast.dump(decorator) for decorator in node.decorator_list)
-            if (is_fixture or node.name in _SETUP) and Names.of(*node.body).intersects(of_program):
-                found.add("setup")
-    return sorted(found)
+    parts = set[str]()
+    for tree in trees:
+        for node in ast.walk(tree):
+            decides = _deciding_names(node).intersects(program_names)
+            if decides and any(map(_is_assertion, ast.walk(node))):
+                parts.add("assertions")
+            if _evaluates(node) and Names.of(node).intersects(program_names):
+                parts.add("evaluation")
+            if isinstance(node, FunctionNode) and _prepares(node):
+                body = Names.of(*node.body)
+                if body.intersects(program_names):
+                    parts.add("setup")
+    return sorted(parts)
 
 
-def _decides(node: ast.AST) -> Names:
+def _evaluates(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) in _EVALUATES
+
+
+def _prepares(function: FunctionNode) -> bool:
+    """Return True for a fixture, and for a function that a test runner calls before tests."""
+    if function.name in _SETUP:
+        return True
+    return any("fixture" in ast.dump(decorator) for decorator in function.decorator_list)
+
+
+def _deciding_names(node: ast.AST) -> Names:
     """Return the names of the values that decide whether, or how often, parts of a statement or
     expression run.
     """
@@ -72,14 +87,17 @@ def _decides(node: ast.AST) -> Names:
         case ast.For() | ast.AsyncFor():
             return Names.of(node.iter)
         case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            return Names.of(*(part for loop in node.generators for part in (loop.iter, *loop.ifs)))
+            names = Names()
+            for loop in node.generators:
+                names.add(Names.of(loop.iter, *loop.ifs))
+            return names
         case ast.Try(body=body):
             return Names.of(*body)
         case ast.Match(subject=subject):
             return Names.of(subject)
         case ast.BoolOp(values=values):
             return Names.of(*values)
-        case ast.Call(func=function, args=args) if _name(function) in _APPLIES:
+        case ast.Call(func=function, args=args) if last_name(function) in _APPLIES:
             return Names.of(*args)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return Names.of(*node.decorator_list)
@@ -87,18 +105,8 @@ def _decides(node: ast.AST) -> Names:
 
 
 def _is_assertion(node: ast.AST) -> bool:
-    """Return whether a node may assert something, or keep later assertions from running."""
+    """Return True if a node may assert something, or keep later assertions from running."""
     if isinstance(node, ast.Call):
-        return (
-            _name(node.func) in _ENDS
-            or "assert" in _name(node.func)
-            or _name(node.func).startswith("check")
-        )
+        name = last_name(node.func)
+        return name in _ENDS or "assert" in name or name.startswith("check")
     return isinstance(node, ast.Assert | ast.Raise | ast.Return | ast.Break | ast.Continue)
-
-
-def _name(function: ast.expr) -> str:
-    match function:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""

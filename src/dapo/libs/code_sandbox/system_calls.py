@@ -51,8 +51,8 @@ getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getrus
 prlimit64 302 261, sched_getaffinity 204 123, exit 60 93, exit_group 231 94
 """
 
+# Offset in the data, the bits to compare, and the values that they may have
 _Word = tuple[int, int, tuple[int, ...]]
-"""Offset in the data, the bits to compare, and the values that they may have."""
 
 
 def _argument(index: int, *values: int, bits: int = _ANY) -> _Word:

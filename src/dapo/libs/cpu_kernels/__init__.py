@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .compiled import DTYPES, MAX_WIDTH, call, library, serves
+from .compiled import DTYPES, MAX_WIDTH, addresses, call, library, serves
 from .training import (
     OneDnnLinear,
     RMSNorm,
@@ -68,7 +68,7 @@ _TOKENS = 256  # of a block of the cumulative distribution: TOKENS in kernels.cp
 
 
 def is_compiled() -> bool:
-    """Whether the compiled functions are there, for this processor."""
+    """Return True if the compiled functions are there, for this processor."""
     return library() is not None
 
 
@@ -118,14 +118,15 @@ def rotate_(
     half = width // 2
     *weights, epsilon = norms or (None, None, 0.0)
     compiled = compiled and not torch.is_grad_enabled()
-    same = all(each is None or each.dtype == heads.dtype for each in (cosines, sines, *weights))
+    same = all(
+        tensor is None or tensor.dtype == heads.dtype for tensor in (cosines, sines, *weights)
+    )
     if compiled and serves(heads, width) and heads.is_contiguous() and same:
         cosines = cosines.contiguous()
         sines = sines.contiguous()
-        pointers = (None if weight is None else weight.data_ptr() for weight in weights)
         sizes = n * length, len(cosines) * length, query_heads, key_heads, count, width
-        angles = cosines.data_ptr(), sines.data_ptr()
-        library()["rotate", heads.dtype](heads.data_ptr(), *angles, *pointers, *sizes, epsilon)
+        pointers = addresses(heads, cosines, sines, *weights)
+        library()["rotate", heads.dtype](*pointers, *sizes, epsilon)
         return heads
     states = heads[:, :, :rotated]
     if norms is not None:
@@ -145,7 +146,7 @@ def rotate_(
 
 
 def can_attend(keys: Tensor, values: Tensor) -> bool:
-    """Whether `store_positions_` and `attend` serve keys and values of this type and width."""
+    """Return True if `store_positions_` and `attend` serve keys and values like these."""
     width = keys.shape[-1]
     return values.shape == keys.shape and width <= MAX_WIDTH and serves(keys, width)
 
@@ -161,7 +162,7 @@ def store_positions_(states: Tensor, keys: Tensor, values: Tensor, positions: Te
     """
     n, _, width = states.shape
     _, heads, capacity, _ = keys.shape
-    pointers = states.data_ptr(), keys.data_ptr(), values.data_ptr(), positions.data_ptr()
+    pointers = addresses(states, keys, values, positions)
     library()["store_positions", keys.dtype](*pointers, n, states.stride(0), heads, width, capacity)
 
 
@@ -200,17 +201,21 @@ class Rows:
 
 
 def can_multiply(dtype: torch.dtype) -> bool:
-    """Whether `multiply` serves a type: float32, and bfloat16 on processors with `avx512_bf16`."""
+    """Return True if `multiply` serves a type: float32, and bfloat16 on processors with
+    `avx512_bf16`.
+    """
     return is_compiled() and ("product", dtype) in library()
 
 
 def pack_panels(weight: Tensor) -> Tensor:
-    """The weight `[out, in]` in the order in which `multiply` reads it.
+    """Return the weight `[out, in]` in the order in which `multiply` reads it.
 
     Returns `[panels, in, outputs of a panel]` in float32, `[panels, in / 2, outputs of a panel, 2]`
     in bfloat16.
     """
-    (outputs, inputs), panel, pair = weight.shape, library()["panel"], _PAIR[weight.dtype]
+    outputs, inputs = weight.shape
+    panel = library()["panel"]
+    pair = _PAIR[weight.dtype]
     sizes = -(-outputs // panel), -(-inputs // pair), panel, pair
     packed = weight.new_empty(sizes if pair > 1 else sizes[:3])
     call("pack", weight.contiguous(), packed, outputs, inputs)
@@ -223,26 +228,25 @@ def multiply(
     outputs: int,
     bias: Tensor | None = None,
     finish: str = "plain",
-    other: Tensor | None = None,
+    operand: Tensor | None = None,
 ) -> Tensor:
-    """The products of rows with a packed weight; a row's result does not depend on the other rows.
+    """Return the products of rows with a packed weight; a row's result does not depend on the other
+    rows.
 
     Args:
         inputs: `[..., in]`, of the weight's type.
         packed: by `pack_panels`.
         outputs: the number of the weight's outputs.
         bias: `[outputs]`.
-        finish: `silu`: SiLU of the product; `plus` and `times`: the product plus or times `other`.
-        other: `[..., outputs]`.
+        finish: `silu`: SiLU of the product; `plus` and `times`: the product plus or times `operand`.
+        operand: `[..., outputs]`.
     """
-    missing = -inputs.shape[-1] % _PAIR[inputs.dtype]
-    inputs = torch.nn.functional.pad(inputs, (0, missing)) if missing else inputs.contiguous()
+    padding = -inputs.shape[-1] % _PAIR[inputs.dtype]
+    inputs = torch.nn.functional.pad(inputs, (0, padding)) if padding else inputs.contiguous()
     out = inputs.new_empty(*inputs.shape[:-1], outputs)
     functions = library()
-    other = None if other is None else other.contiguous()
-    pointers = (
-        None if each is None else each.data_ptr() for each in (inputs, packed, bias, other, out)
-    )
+    operand = None if operand is None else operand.contiguous()
+    pointers = addresses(inputs, packed, bias, operand, out)
     width = inputs.shape[-1]
     sizes = inputs.numel() // width, width, outputs, _FINISHES.index(finish)
     functions["product", inputs.dtype](functions["run"], *pointers, *sizes)
@@ -281,7 +285,7 @@ class DecoderLayers:
         """
         self._layers = layers
         self.addresses = torch.tensor(
-            [[0 if each is None else each.data_ptr() for each in layer] for layer in layers]
+            [[0 if weight is None else weight.data_ptr() for weight in layer] for layer in layers]
         )
         self.inner = inner
         self.query_heads = query_heads
@@ -290,11 +294,11 @@ class DecoderLayers:
 
 
 def can_decode(layers: Sequence[Sequence[Tensor | None]], inner: int) -> bool:
-    """Whether `decode_` serves layers with these weights, in the order of `DecoderLayers`: one
-    type, and its widths.
+    """Return True if `decode_` serves layers with these weights, in the order of `DecoderLayers`:
+    one type, and its widths.
     """
     norm = layers[0][0]
-    types = {each.dtype for layer in layers for each in layer if each is not None}
+    types = {weight.dtype for layer in layers for weight in layer if weight is not None}
     return (
         norm is not None
         and types == {norm.dtype}
@@ -321,13 +325,13 @@ def decode_(
         angles: cosines and sines `[n, 1, d]`.
         rows: the positions and prompts of the n rows; the step writes to the last position of each.
     """
-    (n, width), (_, key_heads, capacity, head), prompts = (
-        hidden.shape,
-        cache[0][0].shape,
-        rows.prompts,
-    )
+    n, width = hidden.shape
+    _, key_heads, capacity, head = cache[0][0].shape
+    prompts = rows.prompts
     count = len(layers.addresses)
-    states = torch.tensor([[each.data_ptr() for each in of_kind] for of_kind in cache])
+    states = torch.tensor(
+        [[tensor.data_ptr() for tensor in tensors_of_kind] for tensors_of_kind in cache]
+    )
     shared = torch.zeros(2, count, dtype=torch.int64)
     if prompts is not None:
         stride = prompts.pointers.element_size()
@@ -341,12 +345,12 @@ def decode_(
     )
     scales = torch.empty(n, dtype=torch.float32)
     angles = (angles[0].contiguous(), angles[1].contiguous())
-    of_rows = rows.lengths - 1, rows.first, rows.split, rows.lengths
-    of_prompts = (None, None) if prompts is None else (prompts.of_row, prompts.lengths)
-    tensors = hidden, table, buffer, *angles, scales, *of_rows, *of_prompts
+    row_tensors = rows.lengths - 1, rows.first, rows.split, rows.lengths
+    prompt_tensors = (None, None) if prompts is None else (prompts.of_row, prompts.lengths)
+    tensors = hidden, table, buffer, *angles, scales, *row_tensors, *prompt_tensors
     sizes = count, n, width, layers.inner, layers.query_heads, key_heads, head, capacity
     functions = library()
-    pointers = (None if each is None else each.data_ptr() for each in tensors)
+    pointers = addresses(*tensors)
     functions["decode", hidden.dtype](
         functions["run"], *pointers, *sizes, layers.epsilon, layers.scaling
     )
@@ -361,7 +365,7 @@ def attend(
     scaling: float | None = None,
     layer: int = 0,
 ) -> Tensor:
-    """The attention of one query per row and head; returns `[n, heads, d]`.
+    """Return the attention of one query per row and head, `[n, heads, d]`.
 
     Args:
         query: `[n, heads, d]`; rows may lie apart.
@@ -381,7 +385,7 @@ def attend(
         tensors += [None] * 4
     else:
         tensors += [rows.prompts.of_row, rows.prompts.lengths, *rows.prompts.pointers[layer]]
-    pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    pointers = addresses(*tensors)
     sizes = n, query.stride(0), key_heads, heads // key_heads, width, capacity
     scale = width**-0.5 if scaling is None else scaling
     functions["attention", query.dtype](functions["run"], *pointers, *sizes, scale)
@@ -426,5 +430,5 @@ def sample(
 
 
 def can_sample(logits: Tensor) -> bool:
-    """Whether `sample` serves these logits."""
+    """Return True if `sample` serves these logits."""
     return serves(logits) and logits.is_contiguous()

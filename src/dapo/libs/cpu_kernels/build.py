@@ -20,15 +20,15 @@ _OPTIONS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wn
 
 
 def library_path(folder: Path, capability: str) -> Path:
-    """The library compiled from this source for a processor of that capability, which may not
-    exist.
+    """Return the library compiled from this source for a processor of that capability, which may
+    not exist.
     """
     level = LEVELS[capability] if _is_x86() and capability in LEVELS else platform.machine()
     return folder / f"kernels-{level}-{zlib.crc32(SOURCE.read_bytes()):08x}.so"
 
 
 def find_compiler() -> str | None:
-    """The command of the C++ compiler: `CXX`, as for other packages, else a common name."""
+    """Return the command of the C++ compiler: `CXX`, as for other packages, else a common name."""
     if sys.platform == "win32":
         return None
     return os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
@@ -42,16 +42,16 @@ def compile_kernels(folder: Path) -> list[Path]:
     if compiler is None:
         return []
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    libraries = []
     for capability in LEVELS if _is_x86() else [""]:
         target = library_path(folder, capability)
         level = [f"-march={LEVELS[capability]}"] if capability else []
         command = [*compiler.split(), *_OPTIONS, *level, str(SOURCE), "-o", str(target)]
         if subprocess.run(command, check=False, capture_output=True).returncode == 0:
-            made.append(target)
-    for old in set(folder.glob("kernels-*.so")) - set(made) if made else ():
+            libraries.append(target)
+    for old in set(folder.glob("kernels-*.so")) - set(libraries) if libraries else ():
         old.unlink()
-    return made
+    return libraries
 
 
 def _is_x86() -> bool:

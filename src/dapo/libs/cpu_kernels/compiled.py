@@ -46,8 +46,8 @@ _OF_PRODUCTS = {
 
 @lru_cache(1)
 def library() -> Any:
-    """The functions by name and type, and PyTorch's loop over its threads; None where they were not
-    compiled.
+    """Return the functions by name and type, and PyTorch's loop over its threads; None where they
+    were not compiled.
     """
     path = library_path(Path(__file__).parent, torch.backends.cpu.get_cpu_capability())
     try:
@@ -80,7 +80,7 @@ def library() -> Any:
 
 
 def serves(tensor: Tensor, width: int = 0) -> bool:
-    """Whether the compiled functions serve a tensor of that width."""
+    """Return True if the compiled functions serve a tensor of that width."""
     return (
         tensor.dtype in DTYPES
         and tensor.device.type == "cpu"
@@ -89,8 +89,12 @@ def serves(tensor: Tensor, width: int = 0) -> bool:
     )
 
 
-def call(name: str, first: Tensor, *others: Tensor | int | float | None) -> None:
+def call(name: str, first: Tensor, *arguments: Tensor | int | float | None) -> None:
     """Call a function of the type of its first tensor that uses PyTorch's threads."""
     functions = library()
-    given = (each.data_ptr() if isinstance(each, Tensor) else each for each in (first, *others))
-    functions[name, first.dtype](functions["run"], *given)
+    functions[name, first.dtype](functions["run"], *addresses(first, *arguments))
+
+
+def addresses(*arguments: Tensor | int | float | None) -> list[int | float | None]:
+    """Return arguments for a compiled function: of tensors the address of their values."""
+    return [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]

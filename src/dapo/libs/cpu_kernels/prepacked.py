@@ -43,13 +43,13 @@ class PrepackedWeight:
         """SiLU of the product."""
         return silu(self.multiply(inputs, bias), inplace=True)
 
-    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product plus `other`."""
-        return self.multiply(inputs, bias).add_(other)
+    def plus(self, inputs: Tensor, bias: Tensor | None, addend: Tensor) -> Tensor:
+        """Return the product plus `other`."""
+        return self.multiply(inputs, bias).add_(addend)
 
-    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product times `other`."""
-        return self.multiply(inputs, bias).mul_(other)
+    def times(self, inputs: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
+        """Return the product times `other`."""
+        return self.multiply(inputs, bias).mul_(factor)
 
 
 class MklPrepackedWeight(PrepackedWeight):
@@ -79,14 +79,14 @@ class OneDnnPrepackedWeight(PrepackedWeight):
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "swish", [], "")
 
-    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+    def plus(self, inputs: Tensor, bias: Tensor | None, addend: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(
-            inputs, other, self._prepacked, bias, "add"
+            inputs, addend, self._prepacked, bias, "add"
         )
 
-    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+    def times(self, inputs: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.binary(
-            inputs, other, self._prepacked, bias, "mul"
+            inputs, factor, self._prepacked, bias, "mul"
         )
 
 
@@ -109,11 +109,11 @@ class CompiledWeight(PrepackedWeight):
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         return multiply(inputs, self.packed, self._outputs, bias, "silu")
 
-    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return multiply(inputs, self.packed, self._outputs, bias, "plus", other)
+    def plus(self, inputs: Tensor, bias: Tensor | None, addend: Tensor) -> Tensor:
+        return multiply(inputs, self.packed, self._outputs, bias, "plus", addend)
 
-    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return multiply(inputs, self.packed, self._outputs, bias, "times", other)
+    def times(self, inputs: Tensor, bias: Tensor | None, factor: Tensor) -> Tensor:
+        return multiply(inputs, self.packed, self._outputs, bias, "times", factor)
 
 
 class PlainWeight(PrepackedWeight):
@@ -196,13 +196,13 @@ class PrepackedLinear(nn.Module):
         """SiLU of the product."""
         return self.prepacked.silu(inputs, self.bias)
 
-    def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """The product plus `other`."""
-        return self.prepacked.plus(inputs, self.bias, other)
+    def plus(self, inputs: Tensor, addend: Tensor) -> Tensor:
+        """Return the product plus `other`."""
+        return self.prepacked.plus(inputs, self.bias, addend)
 
-    def times(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """The product times `other`."""
-        return self.prepacked.times(inputs, self.bias, other)
+    def times(self, inputs: Tensor, factor: Tensor) -> Tensor:
+        """Return the product times `other`."""
+        return self.prepacked.times(inputs, self.bias, factor)
 
 
 class FusedQKVLinear:
@@ -264,7 +264,7 @@ def prepack_linears(
     }
     for name, linear in suited.items():
         parent, _, attribute = name.rpartition(".")
-        tied = sum(linear.weight is other for other in parameters) > 1
+        tied = sum(linear.weight is parameter for parameter in parameters) > 1
         setattr(
             model.get_submodule(parent),
             attribute,
@@ -274,7 +274,9 @@ def prepack_linears(
 
 
 def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
-    """The layers that hold a parameter's values in its place, by the identity of that parameter."""
+    """Return the layers that hold a parameter's values in its place, by the identity of that
+    parameter.
+    """
     return {
         id(module.weight): module
         for module in model.modules()
@@ -283,7 +285,7 @@ def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
 
 
 def can_prepack(layer: nn.Module) -> bool:
-    """Whether it is a plain linear layer on the CPU, and working operators exist for its
+    """Return True if it is a plain linear layer on the CPU, and working operators exist for its
     weights.
     """
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
@@ -305,20 +307,22 @@ def prepack(
 
 
 def shape_name(outputs: int, inputs: int) -> str:
-    """The name of a weight's shape in a choice of kernels."""
+    """Return the name of a weight's shape in a choice of kernels."""
     return f"{outputs}x{inputs}"
 
 
 def default_kernel(dtype: torch.dtype) -> str | None:
-    """The name of the default kernel for a type; None: weights of the type are not prepacked."""
+    """Return the name of the default kernel for a type; None: weights of the type are not
+    prepacked.
+    """
     candidates = {torch.float32: ("mkl", "onednn"), torch.bfloat16: ("onednn",)}.get(dtype, ())
     return next((name for name in candidates if multiplies(name, dtype)), None)
 
 
 @cache
 def multiplies(name: str, dtype: torch.dtype) -> bool:
-    """Whether a weight prepacked for one number of rows gives correct products for any number of
-    rows.
+    """Return True if a weight prepacked for one number of rows gives correct products for any
+    number of rows.
     """
     libraries: dict[str, Any] = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
     if name not in KERNELS or (name in libraries and not libraries[name].is_available()):

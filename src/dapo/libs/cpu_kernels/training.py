@@ -20,8 +20,8 @@ _ROWS = 64  # of a block of the backward: ROWS in kernels.cpp
 
 
 def normalize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The RMSNorm of a contiguous tensor over its last dimension, and 1 / sqrt(mean(x^2) + epsilon)
-    of each row.
+    """Return the RMSNorm of a contiguous tensor over its last dimension, and 1 / sqrt(mean(x^2) +
+    epsilon) of each row.
     """
     width = x.shape[-1]
     out = torch.empty_like(x)
@@ -49,10 +49,10 @@ class RMSNorm(torch.autograd.Function):
         x, weight, scales = ctx.saved_tensors
         gradient = gradient.contiguous()
         width = x.shape[-1]
-        of_x = torch.empty_like(x)
+        input_gradient = torch.empty_like(x)
         sums = torch.zeros(-(-len(scales) // _ROWS), width, dtype=torch.float32)
-        call("norm_backward", x, weight, gradient, of_x, scales, sums, len(scales), width)
-        return of_x, sums.sum(0).to(weight.dtype), None
+        call("norm_backward", x, weight, gradient, input_gradient, scales, sums, len(scales), width)
+        return input_gradient, sums.sum(0).to(weight.dtype), None
 
 
 class SiluGate(torch.autograd.Function):
@@ -71,10 +71,18 @@ class SiluGate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        of_gate = torch.empty_like(gate)
-        of_up = torch.empty_like(up)
-        call("gate_backward", gate, up, gradient.contiguous(), of_gate, of_up, gate.numel())
-        return of_gate, of_up
+        gate_gradient = torch.empty_like(gate)
+        up_gradient = torch.empty_like(up)
+        call(
+            "gate_backward",
+            gate,
+            up,
+            gradient.contiguous(),
+            gate_gradient,
+            up_gradient,
+            gate.numel(),
+        )
+        return gate_gradient, up_gradient
 
 
 class OneDnnLinear(torch.autograd.Function):
@@ -89,12 +97,12 @@ class OneDnnLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
         return (
-            _multiply(gradient, weight.T) if of_x else None,
-            _multiply(rows.T, x.reshape(len(rows), -1).T) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            _multiply(gradient, weight.T) if needs_input else None,
+            _multiply(rows.T, x.reshape(len(rows), -1).T) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
         )
 
 
@@ -121,8 +129,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @lru_cache(1)
 def prefers_onednn() -> bool:
-    """Whether `linear` multiplies float32 by oneDNN on this machine: on AMD's processors under
-    Linux.
+    """Return True if `linear` multiplies float32 by oneDNN on this machine: on AMD's processors
+    under Linux.
     """
     try:
         vendor = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -175,7 +183,7 @@ class Segments:
 
 
 def can_attend_to_segments(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether `SegmentAttention` serves queries, keys and values of these types and widths."""
+    """Return True if `SegmentAttention` serves queries, keys and values like these."""
     same = keys.shape == values.shape and query.dtype == keys.dtype == values.dtype
     return same and query.shape[-1] == keys.shape[-1] and serves(query, query.shape[-1])
 
@@ -204,32 +212,33 @@ class SegmentAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, values = ctx.saved_tensors
-        of_query, of_keys, of_values = (
-            each.new_empty(each.shape) for each in (query, keys, values)
+        query_gradient, key_gradient, value_gradient = (
+            states.new_empty(states.shape) for states in (query, keys, values)
         )
         gathered = torch.empty(len(ctx.segments.indices), 2, *keys.shape[1:], dtype=torch.float32)
-        others = gradient.contiguous(), of_query, of_keys, of_values, gathered
-        _attend((query, keys, values), others, ctx.segments, ctx.scale)
-        return of_query, of_keys, of_values, None, None
+        outputs = gradient.contiguous(), query_gradient, key_gradient, value_gradient, gathered
+        _attend((query, keys, values), outputs, ctx.segments, ctx.scale)
+        return query_gradient, key_gradient, value_gradient, None, None
 
 
 def _attend(
     inputs: tuple[Tensor, Tensor, Tensor],
-    others: tuple[Tensor | None, ...],
+    outputs: tuple[Tensor | None, ...],
     segments: Segments,
     scale: float,
 ) -> None:
-    (tokens, heads, width), key_heads = inputs[0].shape, inputs[1].shape[1]
-    of_segments = segments.starts, segments.lengths, segments.offsets, segments.indices
+    tokens, heads, width = inputs[0].shape
+    key_heads = inputs[1].shape[1]
+    segment_tensors = segments.starts, segments.lengths, segments.offsets, segments.indices
     sizes = (
         len(segments.starts),
         key_heads,
         heads // key_heads,
         width,
-        *(each.stride(0) for each in inputs),
+        *(states.stride(0) for states in inputs),
         tokens,
     )
-    call("segments", *inputs, *others, *of_segments, *sizes, scale)
+    call("segments", *inputs, *outputs, *segment_tensors, *sizes, scale)
 
 
 def _with_joined_heads(states: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from .tables import (
     Translation,
     leaves_of,
     shown_value,
-    translated,
+    translate_value,
 )
 
 __all__ = [
@@ -33,5 +33,5 @@ __all__ = [
     "read_script",
     "read_shell",
     "shown_value",
-    "translated",
+    "translate_value",
 ]

@@ -49,28 +49,28 @@ def evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.List(elts=inner) | ast.Tuple(elts=inner):
-            return [evaluate(each, names) for each in inner]
+            return [evaluate(item, names) for item in inner]
         case ast.Dict(keys=keys, values=inner):
             return {
-                evaluate(key, names): evaluate(each, names)
-                for key, each in zip(keys, inner, strict=True)
+                evaluate(key, names): evaluate(item, names)
+                for key, item in zip(keys, inner, strict=True)
                 if key
             }
         case ast.Name() | ast.Attribute():
             return value_of(ast.unparse(node), names)
         case ast.Call(func=ast.Name(id=name), args=inner) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(evaluate(each, names) for each in inner))
-    return _operated(node, names)
+            return _FUNCTIONS[name](*(evaluate(item, names) for item in inner))
+    return _operation(node, names)
 
 
-def _operated(node: ast.AST, names: Mapping[str, Any]) -> Any:
+def _operation(node: ast.AST, names: Mapping[str, Any]) -> Any:
     match node:
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return evaluate(body if evaluate(test, names) else other, names)
-        case ast.BoolOp(op=op, values=[first, *rest]):
-            found = evaluate(first, names)
-            is_decided = bool(found) == isinstance(op, ast.Or) or not rest
-            return found if is_decided else evaluate(ast.BoolOp(op, rest), names)
+        case ast.IfExp(test=test, body=body, orelse=alternative):
+            return evaluate(body if evaluate(test, names) else alternative, names)
+        case ast.BoolOp(op=op, values=[first, *operands]):
+            value = evaluate(first, names)
+            is_result = bool(value) == isinstance(op, ast.Or) or not operands
+            return value if is_result else evaluate(ast.BoolOp(op, operands), names)
         case ast.UnaryOp(op=op, operand=inner) if type(op) in _UNARY:
             return _UNARY[type(op)](evaluate(inner, names))
         case (
@@ -78,7 +78,7 @@ def _operated(node: ast.AST, names: Mapping[str, Any]) -> Any:
             | ast.Compare(left=left, ops=[op], comparators=[right])
         ):
             if type(op) in _BINARY:
-                return _computed(_BINARY[type(op)], evaluate(left, names), evaluate(right, names))
+                return _apply(_BINARY[type(op)], evaluate(left, names), evaluate(right, names))
     raise ValueError(ast.unparse(node))
 
 
@@ -94,7 +94,7 @@ def value_of(name: str, names: Mapping[str, Any]) -> Any:
     return compute(value[2:], names) if is_formula else value
 
 
-def _computed(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def _apply(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     """Apply an operator of two numbers, of bounded size, or of two texts; an integral quotient is
     an integer.
     """
@@ -102,32 +102,28 @@ def _computed(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any
         raise ValueError(f"{left} ** {right}")
     if function is operator.mul and not isinstance(left, int | float):
         raise TypeError(f"expected numbers, got {left!r}")
-    found = function(left, right)
-    return (
-        int(found)
-        if isinstance(found, float) and found.is_integer() and function is operator.truediv
-        else found
-    )
+    result = function(left, right)
+    is_quotient = function is operator.truediv
+    if is_quotient and isinstance(result, float) and result.is_integer():
+        return int(result)
+    return result
 
 
 def _rewards(functions: Any, weights: Any) -> Any:
     """TRL's reward functions as `reward.verifier`: the names of its own are in `trl.rewards`."""
-    each = functions if isinstance(functions, list) else [functions]
-    names = [
-        (
-            name
-            if ":" in name
-            else ":".join(
-                f"trl.rewards.{name}".removeprefix("trl.rewards." * ("." in name)).rsplit(".", 1)
-            )
-        )
-        for name in each
-    ]
-    return (
-        names[0]
-        if len(names) == 1
-        else dict(zip(names, weights or [1.0] * len(names), strict=True))
-    )
+    listing = functions if isinstance(functions, list) else [functions]
+    names = [_reward_name(name) for name in listing]
+    if len(names) == 1:
+        return names[0]
+    return dict(zip(names, weights or [1.0] * len(names), strict=True))
+
+
+def _reward_name(name: str) -> str:
+    """`module:function`, of `module:function`, `module.function` or a function of TRL's own."""
+    if ":" in name:
+        return name
+    whole_name = name if "." in name else f"trl.rewards.{name}"
+    return ":".join(whole_name.rsplit(".", 1))
 
 
 def _sinks(value: Any) -> list[str]:
@@ -155,7 +151,7 @@ def _files(value: Any) -> Any:
         return value
     if len(value) == 1:
         return value[0]
-    return {"mix": dict(zip(_part_names([str(each) for each in value]), value, strict=True))}
+    return {"mix": dict(zip(_part_names([str(path) for path in value]), value, strict=True))}
 
 
 def _part_names(paths: list[str]) -> list[str]:
@@ -165,8 +161,8 @@ def _part_names(paths: list[str]) -> list[str]:
     names: list[str] = []
     for length in range(1, longest + 1):
         names = [
-            re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(each[-length:])).strip("_") or "part"
-            for each in parts
+            re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(parts_of_path[-length:])).strip("_") or "part"
+            for parts_of_path in parts
         ]
         if len(set(names)) == len(names):
             return names
@@ -179,35 +175,27 @@ their code.
 """
 _UNARY: Mapping[type[ast.AST], Any] = {ast.USub: operator.neg, ast.Not: operator.not_}
 _BINARY: Mapping[type[ast.AST], Any] = {
-    **{
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.Div: operator.truediv,
-    },
-    **{
-        ast.FloorDiv: operator.floordiv,
-        ast.Mod: operator.mod,
-        ast.Pow: operator.pow,
-        ast.Gt: operator.gt,
-    },
-    **{
-        ast.GtE: operator.ge,
-        ast.Lt: operator.lt,
-        ast.Eq: operator.eq,
-        ast.In: lambda a, b: a in b,
-        ast.Is: operator.is_,
-    },
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.Eq: operator.eq,
+    ast.In: lambda item, items: item in items,
+    ast.Is: operator.is_,
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{
-        "ceil": math.ceil,
-        "max": max,
-        "sinks": _sinks,
-        "rewards": _rewards,
-        "dataset": _dataset,
-        "startswith": str.startswith,
-    },
+    "ceil": math.ceil,
+    "max": max,
+    "sinks": _sinks,
+    "rewards": _rewards,
+    "dataset": _dataset,
+    "startswith": str.startswith,
     "files": _files,
     "function": lambda path, name: f"{Path(path).stem}:{name}",
 }

@@ -4,6 +4,7 @@ and never run.
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePosixPath
@@ -15,6 +16,9 @@ from .reading import Reading
 MAX_STEPS = 50_000  # statements and expressions that are followed
 MAX_DEPTH = 12  # of functions that call each other
 MAX_ITEMS = 1_000  # of a loop
+MAX_SHOWN = 100  # signs of a statement in a message
+MAX_TEXT = 10_000  # signs in the arguments of a text's method
+MAX_OMITTED_LINES = 20  # of f-strings that this Python does not parse
 
 _CALLS = {
     "GRPOConfig": ("output_dir",),
@@ -33,31 +37,27 @@ _READERS = (
     "device",
 )
 _PURE: Mapping[str, Callable[..., Any]] = {
-    **{
-        "int": int,
-        "float": float,
-        "str": str,
-        "bool": bool,
-        "len": len,
-        "max": max,
-        "min": min,
-        "abs": abs,
-    },
-    **{
-        "round": round,
-        "sum": sum,
-        "list": list,
-        "tuple": tuple,
-        "sorted": sorted,
-        "any": any,
-        "all": all,
-    },
-    **{
-        "set": list,
-        "zip": lambda *all: list(zip(*all, strict=False)),
-        "enumerate": lambda x: list(enumerate(x)),
-    },
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "len": len,
+    "max": max,
+    "min": min,
+    "abs": abs,
+    "round": round,
+    "sum": sum,
+    "list": list,
+    "tuple": tuple,
+    "sorted": sorted,
+    "any": any,
+    "all": all,
+    "set": list,
+    "zip": lambda *iterables: list(zip(*iterables, strict=False)),
+    "enumerate": lambda iterable: list(enumerate(iterable)),
 }
+"""Functions that may be called: their results depend on the arguments alone, and are bounded by them.
+"""
 _TEXT_METHODS = (
     "lower",
     "upper",
@@ -69,6 +69,36 @@ _TEXT_METHODS = (
     "removeprefix",
     "removesuffix",
 )
+_MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
+_CLASSES_OF_UNSLOTH = (
+    "FastLanguageModel",
+    "FastModel",
+    "FastVisionModel",
+    "FastLlama",
+)
+_LIST_METHODS = (
+    "append",
+    "extend",
+    "insert",
+    "remove",
+    "pop",
+    "copy",
+)
+_TRAINER_METHODS = (
+    "train",
+    "save_model",
+    "push_to_hub",
+    "save_state",
+)
+"""Methods that leave the options of a trainer what they are."""
+_HARMLESS_CALLS = (
+    "print",
+    "logger.info",
+    "logging.info",
+    "asdict",
+    "dataclasses.asdict",
+)
+"""Functions of other modules that get a configuration and do not change it."""
 _ROW_METHODS = ("shuffle", "with_format", "cast", "flatten_indices")
 """Methods of data sets that leave the rows what they are."""
 
@@ -116,17 +146,16 @@ class _Data:
     changes: tuple[str, ...] = ()
 
     def split(self, name: str) -> "_Data":
-        if (
-            isinstance(self.source, str)
-            and self.source.startswith("hub:")
-            and self.source.count(":") == 1
-        ):
-            return _Data(f"{self.source}:{name}", self.changes)
-        if isinstance(self.source, dict) and "hub" in self.source and "split" not in self.source:
-            return _Data(self.source | {"split": name}, self.changes)
-        if isinstance(self.source, dict) and "files" in self.source:
-            return _Data(self.source["files"].get(name, Unknown(name)), self.changes)
-        return _Data(self.source, self.changes)
+        """Return the part of this name; a data set that is a part already stays what it is."""
+        source = self.source
+        is_name_of_hub = isinstance(source, str) and source.startswith("hub:")
+        if is_name_of_hub and source.count(":") == 1:
+            source = f"{source}:{name}"
+        elif isinstance(source, dict) and "hub" in source and "split" not in source:
+            source = source | {"split": name}
+        elif isinstance(source, dict) and "files" in source:
+            source = source["files"].get(name, Unknown(name))
+        return _Data(source, self.changes)
 
 
 @dataclass(eq=False)
@@ -138,6 +167,8 @@ class _Model:
 
 
 class _Return(Exception):
+    """`return`, with its value."""
+
     def __init__(self, value: Any) -> None:
         super().__init__()
         self.value = value
@@ -156,14 +187,14 @@ class _Stop(Exception):
 
 
 def read_script(text: str, module: str) -> Reading:
-    """The options of GRPOConfig, GRPOTrainer and LoraConfig in a script; a value that is not known
-    is Unknown.
+    """Read the options of GRPOConfig, GRPOTrainer and LoraConfig in a script, without running it.
 
-    A function of the script is `module:function`, and one that it imports has the name of its own
-    module. Raises ValueError or SyntaxError.
+    A value that is not known is Unknown. A function of the script is `module:function`, and one
+    that it imports has the name of its own module. Raises ValueError or SyntaxError.
     """
-    tree = ast.parse(text)
     reader = _Reader(module)
+    tree, lines = _parse(text)
+    reader.reading.unread += lines
     try:
         reader.body(tree.body)
         reader.follow_the_rest(tree)
@@ -173,10 +204,29 @@ def read_script(text: str, module: str) -> Reading:
         reader.reading.unread.append(
             f"the rest of the script, which has over {MAX_STEPS} statements to follow"
         )
-    found = reader.finished()
-    if not found.options and not found.unread:
+    reading = reader.result()
+    if not reading.options and not reading.unread:
         raise ValueError("there is no call of GRPOConfig or GRPOTrainer with arguments")
-    return found
+    return reading
+
+
+def _parse(text: str) -> tuple[ast.Module, list[str]]:
+    """Parse a script without the lines of f-strings that only a newer Python parses; return both.
+
+    Python 3.12 allows the quotes of an f-string within its braces. Raises SyntaxError.
+    """
+    lines = text.split("\n")
+    omitted: list[str] = []
+    while True:
+        try:
+            return ast.parse("\n".join(lines)), omitted
+        except SyntaxError as error:
+            number = error.lineno or 0
+            is_new_syntax = error.msg.startswith("f-string") and 0 < number <= len(lines)
+            if not is_new_syntax or not lines[number - 1] or len(omitted) >= MAX_OMITTED_LINES:
+                raise
+            omitted.append(f"line {number}: {lines[number - 1].strip()}")
+            lines[number - 1] = ""
 
 
 class _Reader:
@@ -191,68 +241,79 @@ class _Reader:
         self.loras: list[_Object] = []
         self.models: list[_Model] = []
         self.punishment: Any = None
-        self.followed: set[ast.AST] = set()
-        self.undecided = 0  # how many branches around this statement may not be taken
+        self.called_functions: set[ast.AST] = set()
+        self.num_open_branches = 0  # how many branches around this statement may not be taken
         self.num_steps = 0
         self.depth = 0
 
     # --- the result
 
-    def finished(self) -> Reading:
-        """The options of the trainer, or where there is none those of the last configuration."""
-        options: dict[str, Any] = {}
+    def result(self) -> Reading:
+        """Return the options of the trainer, or of the last configuration where there is none."""
         trainer = self.trainers[-1] if self.trainers else None
         for other in self.trainers[:-1]:
             self._note_other(other, trainer)
-        config = trainer.values.get("args") if trainer else None
-        if not isinstance(config, _Object):
-            if trainer is not None and config is not None:
-                self.reading.unread.append(f"line {trainer.line}: args={self._shown(config)}")
-            config = self.configs[-1] if self.configs else None
-        for each in self.configs:
-            if each is not config:
-                self._note_other(each, config)
-        lora = self._lora(trainer)
-        for made in (config, lora, trainer):
-            if made is not None:
-                options |= made.values
-        options.pop("args", None)
-        options.pop("peft_config", None)
-        if (
-            trainer is not None
-            and isinstance(trainer.values.get("peft_config"), Unknown)
-            and lora is None
-        ):
-            options["peft_config"] = trainer.values["peft_config"]
-        model = options.get("model")
-        if isinstance(model, _Model):
-            options |= {name: value for name, value in model.lora.items() if name not in options}
-        if self.punishment is not None:
-            options["get_soft_overlong_punishment"] = self.punishment
+        config = self._config_of(trainer)
+        for candidate in self.configs:
+            if candidate is not config:
+                self._note_other(candidate, config)
+        options = self._options_of(trainer, config)
         line = trainer.line if trainer else 0
         self.reading.options = {
             name: self._option(name, value, line) for name, value in options.items()
         }
+        # a statement of a loop, or of a function that is called twice, stands there once
         self.reading.unread = [*dict.fromkeys(self.reading.unread)]
         self.reading.assumed = [*dict.fromkeys(self.reading.assumed)]
         return self.reading
+
+    def _config_of(self, trainer: _Object | None) -> _Object | None:
+        """The configuration that the trainer takes, or where that is not known the last one."""
+        config = trainer.values.get("args") if trainer else None
+        if isinstance(config, _Object):
+            return config
+        if trainer is not None and config is not None:
+            self.reading.unread.append(f"line {trainer.line}: args={self._display(config)}")
+        return self.configs[-1] if self.configs else None
+
+    def _options_of(self, trainer: _Object | None, config: _Object | None) -> dict[str, Any]:
+        """The options of the configuration, the adapters, the trainer and its model, by name."""
+        options: dict[str, Any] = {}
+        lora = self._lora(trainer)
+        for source in (config, lora, trainer):
+            if source is not None:
+                options |= source.values
+        options.pop("args", None)
+        options.pop("peft_config", None)
+        peft_config = trainer.values.get("peft_config") if trainer else None
+        if isinstance(peft_config, Unknown) and lora is None:
+            options["peft_config"] = peft_config
+        model = options.get("model")
+        if isinstance(model, _Model):
+            # what the trainer says holds before what the model was loaded with
+            for name, value in model.lora.items():
+                options.setdefault(name, value)
+        if self.punishment is not None:
+            options["get_soft_overlong_punishment"] = self.punishment
+        return options
 
     def _lora(self, trainer: _Object | None) -> _Object | None:
         """The adapters' configuration that the trainer takes, or where that is not known the last
         one.
         """
-        given = trainer.values.get("peft_config") if trainer else Unknown("")
-        if isinstance(given, _Object):
-            return given
-        return self.loras[-1] if isinstance(given, Unknown) and self.loras else None
+        config = trainer.values.get("peft_config") if trainer else Unknown("")
+        if isinstance(config, _Object):
+            return config
+        return self.loras[-1] if isinstance(config, Unknown) and self.loras else None
 
-    def _note_other(self, other: _Object, taken: _Object | None) -> None:
+    def _note_other(self, other: _Object, current: _Object | None) -> None:
+        """Name the options of an object that the trainer does not use, where they differ."""
         differ = [
             name
             for name, value in other.values.items()
-            if taken is None or taken.values.get(name) != value
+            if current is None or current.values.get(name) != value
         ]
-        if differ and taken is not None:
+        if differ and current is not None:
             self.reading.assumed.append(
                 f"line {other.line}: another {other.kind}, not that of the trainer; it sets"
                 f" {', '.join(differ)}"
@@ -261,21 +322,21 @@ class _Reader:
     def _option(self, name: str, value: Any, line: int) -> Any:
         """The value of an option as it is translated."""
         if isinstance(value, _Data):
-            for each in value.changes:
-                self.reading.unread.append(f"{each} changes the rows of {name}")
+            for statement in value.changes:
+                self.reading.unread.append(f"{statement} changes the rows of {name}")
             source = value.split("train").source
             return self._option(name, source, line) if isinstance(source, list) else source
         if isinstance(value, list | tuple):
-            kept = [
-                self._option(name, each, line) for each in value if not self._is_punishment(each)
+            # the punishment of long responses is an option of its own here, and no reward function
+            items = [
+                self._option(name, item, line) for item in value if not self._is_punishment(item)
             ]
-            return next(
-                (Unknown(self._shown(value)) for each in kept if isinstance(each, Unknown)), kept
-            )
+            is_open = any(isinstance(item, Unknown) for item in items)
+            return Unknown(self._display(value)) if is_open else items
         if isinstance(value, dict):
-            inner = {key: self._option(name, each, line) for key, each in value.items()}
-            is_open = any(isinstance(each, Unknown) for each in inner.values())
-            return Unknown(self._shown(value)) if is_open else inner
+            inner = {key: self._option(name, item, line) for key, item in value.items()}
+            is_open = any(isinstance(item, Unknown) for item in inner.values())
+            return Unknown(self._display(value)) if is_open else inner
         if isinstance(value, _Model):
             return self._option(name, value.name, line)
         if isinstance(value, _Reference):
@@ -289,11 +350,13 @@ class _Reader:
         return value
 
     def _is_punishment(self, value: Any) -> bool:
+        """Whether a reward function is TRL's punishment of long responses."""
         return isinstance(value, _Object) and value.kind == "get_soft_overlong_punishment"
 
     # --- statements
 
     def body(self, statements: Sequence[ast.stmt]) -> None:
+        """Follow statements one after the other."""
         for statement in statements:
             self._count()
             self._statement(statement)
@@ -307,75 +370,91 @@ class _Reader:
         """Follow functions that nobody is seen to call and that make a configuration or a
         trainer.
         """
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                and node not in self.followed
-            ):
-                calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
-                if any(self._kind(self._value(call.func)) for call in calls):
-                    self.reading.assumed.append(
-                        f"line {node.lineno}: {node.name} is taken to be called"
-                    )
-                    self._call_function(node, [], {}, node)
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        for function in functions:
+            # one of them may call another
+            if function in self.called_functions:
+                continue
+            calls = [inner for inner in ast.walk(function) if isinstance(inner, ast.Call)]
+            if any(self._kind(self._value(call.func)) for call in calls):
+                self.reading.assumed.append(
+                    f"line {function.lineno}: {function.name} is taken to be called"
+                )
+                self._call_function(function, [], {}, function)
 
     def _statement(self, node: ast.stmt) -> None:  # noqa: C901, PLR0912, PLR0915 (a case for each kind)
         match node:
-            case ast.Import(names=names):
-                for each in names:
-                    bound = each.asname or each.name.partition(".")[0]
-                    self.scopes[-1][bound] = _Reference(each.name if each.asname else bound)
-            case ast.ImportFrom(module=source, names=names):
-                for each in names:
-                    self.scopes[-1][each.asname or each.name] = _Reference(f"{source}:{each.name}")
+            case ast.Import(names=modules):
+                for module in modules:
+                    # `import a.b` makes the name `a` known
+                    name = module.asname or module.name.partition(".")[0]
+                    reference = module.name if module.asname else name
+                    self.scopes[-1][name] = _Reference(reference)
+            case ast.ImportFrom(module=source, names=imports):
+                for item in imports:
+                    name = item.asname or item.name
+                    self.scopes[-1][name] = _Reference(f"{source}:{item.name}")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if _is_cell(node):
+                self._cell(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.scopes[-1][node.name] = _Reference(f"{self.module}:{node.name}", node)
             case ast.ClassDef():
                 self.scopes[-1][node.name] = self._class(node)
-            case ast.Assign(targets=targets, value=value):
-                found = self._value(value)
+            case ast.Assign(targets=targets, value=expression):
+                value = self._value(expression)
                 for target in targets:
-                    self._assign(target, found, node)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assign(target, self._value(value), node)
-            case ast.AugAssign(target=target, op=operator, value=value):
-                self._augment(target, operator, value, node)
-            case ast.Expr(value=value):
-                self._value(value)
+                    self._assign(target, value, node)
+            case ast.AnnAssign(target=target, value=ast.expr() as expression):
+                self._assign(target, self._value(expression), node)
+            case ast.AugAssign(target=target, op=operator, value=expression):
+                self._augment(target, operator, expression, node)
+            case ast.Expr(value=expression):
+                self._value(expression)
             case ast.If():
                 self._if(node)
             case ast.For() | ast.AsyncFor():
                 self._for(node)
-            case ast.While(body=inner, orelse=other):
-                self._perhaps([*inner, *other])
+            case ast.While(body=inner, orelse=alternative):
+                self._perhaps([*inner, *alternative])
             case ast.With(items=items, body=inner) | ast.AsyncWith(items=items, body=inner):
-                for item in items:
-                    value = self._value(item.context_expr)
-                    if item.optional_vars is not None:
-                        self._assign(item.optional_vars, value, node)
+                for context in items:
+                    value = self._value(context.context_expr)
+                    if context.optional_vars is not None:
+                        self._assign(context.optional_vars, value, node)
                 self.body(inner)
-            case ast.Try(body=inner, handlers=handlers, orelse=other, finalbody=last):
-                self._try(
-                    [*inner, *other, *last],
-                    [each for handler in handlers for each in handler.body],
-                    node,
-                )
+            case ast.Try(body=inner, handlers=handlers, orelse=alternative, finalbody=last):
+                statements = [statement for handler in handlers for statement in handler.body]
+                self._try([*inner, *alternative, *last], statements, node)
             case ast.Match(cases=cases):
                 for case in cases:
                     self._perhaps(case.body)
-            case ast.Return(value=value):
-                raise _Return(None if value is None else self._value(value))
+            case ast.Return(value=None):
+                raise _Return(None)
+            case ast.Return(value=ast.expr() as expression):
+                raise _Return(self._value(expression))
             case ast.Raise():
-                if self.undecided:
+                # elsewhere it belongs to a check that the script passes
+                if self.num_open_branches:
                     raise _Return(None)
             case ast.Break() | ast.Continue():
-                if not self.undecided:
+                if not self.num_open_branches:
                     raise _LoopEnd(is_break=isinstance(node, ast.Break))
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._delete(target, node)
 
+    def _cell(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Follow a cell of a marimo notebook, whose names are those of the module."""
+        self.called_functions.add(node)
+        with suppress(_Return, _LoopEnd):
+            self.body(node.body)
+
     def _if(self, node: ast.If) -> None:
+        """Follow the branch that is taken, or each of them where that is not known."""
         verdict = self._value(node.test)
         if isinstance(verdict, Unknown | _Data | _Model | _Object | _Reference):
             self._perhaps(node.body)
@@ -385,19 +464,20 @@ class _Reader:
 
     def _perhaps(self, statements: Sequence[ast.stmt]) -> None:
         """Follow statements that may not run: what they set is unknown."""
-        self.undecided += 1
+        self.num_open_branches += 1
         try:
             self.body(statements)
         except (_Return, _LoopEnd):
             pass
         finally:
-            self.undecided -= 1
+            self.num_open_branches -= 1
 
     def _try(self, body: Sequence[ast.stmt], handlers: Sequence[ast.stmt], node: ast.stmt) -> None:
         self.body(body)
-        names = {target for each in handlers for target in ast.walk(each) if _is_stored(target)}
-        touched = [each for each in handlers if any(self._touches(part) for part in ast.walk(each))]
-        if names or touched:
+        nodes = [part for statement in handlers for part in ast.walk(statement)]
+        names = [part for part in nodes if _is_stored(part)]
+        configs = [part for part in nodes if self._touches(part)]
+        if names or configs:
             self.reading.assumed.append(f"line {node.lineno}: `except` is not followed")
 
     def _touches(self, node: ast.AST) -> bool:
@@ -405,6 +485,7 @@ class _Reader:
         return isinstance(node, ast.Name) and isinstance(self._lookup(node.id), _Object)
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
+        """Follow a loop for each item, or once where the items are not known."""
         items = self._items(self._value(node.iter))
         if items is None:
             self._assign(node.target, Unknown(ast.unparse(node.target)), node)
@@ -420,28 +501,35 @@ class _Reader:
         self.body(node.orelse)
 
     def _items(self, value: Any) -> list[Any] | None:
+        """The items of a loop; None: they are not known, or too many."""
         if isinstance(value, list | tuple | dict | range | str) and len(value) <= MAX_ITEMS:
             return list(value)
         return None
 
     def _class(self, node: ast.ClassDef) -> _Class:
-        bases = [self._value(each) for each in node.bases]
+        bases = [self._value(base) for base in node.bases]
         values: dict[str, Any] = {}
+        methods: dict[str, ast.FunctionDef] = {}
         for base in bases:
-            values |= base.values if isinstance(base, _Class) else {}
-        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
-        for base in bases:
-            methods = {**base.methods, **methods} if isinstance(base, _Class) else methods
+            if isinstance(base, _Class):
+                values |= base.values
+                methods = {**base.methods, **methods}
+        methods |= {
+            statement.name: statement
+            for statement in node.body
+            if isinstance(statement, ast.FunctionDef)
+        }
+        fields = [
+            statement
+            for statement in node.body
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
         self.scopes.append(values)
-        self.body(
-            [
-                each
-                for each in node.body
-                if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-            ]
-        )
+        self.body(fields)
         self.scopes.pop()
-        is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        is_dataclass = any(
+            "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
+        )
         return _Class(f"{self.module}:{node.name}", bases, values, methods, is_dataclass)
 
     # --- assignment
@@ -450,86 +538,107 @@ class _Reader:
         match target:
             case ast.Name(id=name):
                 before = self._lookup(name)
-                self._scope_of(name)[name] = self._decided(value, before, node)
+                self._scope_of(name)[name] = self._value_in_branch(value, before, node)
             case ast.Attribute(value=owner, attr=name):
-                self._set(self._value(owner), name, value, node)
+                self._set_attribute(self._value(owner), name, value, node)
             case ast.Subscript(value=owner, slice=key):
                 self._set_item(self._value(owner), self._value(key), value, node)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                items = (
-                    value
-                    if isinstance(value, list | tuple) and len(value) == len(targets)
-                    else None
-                )
-                for i, each in enumerate(targets):
-                    self._assign(
-                        each, Unknown(ast.unparse(each)) if items is None else items[i], node
-                    )
+                has_items = isinstance(value, list | tuple) and len(value) == len(targets)
+                for i, inner in enumerate(targets):
+                    item = value[i] if has_items else Unknown(ast.unparse(inner))
+                    self._assign(inner, item, node)
             case ast.Starred(value=inner):
                 self._assign(inner, Unknown(ast.unparse(inner)), node)
 
     def _scope_of(self, name: str) -> dict[str, Any]:
+        """The scope in which an assignment to this name takes effect."""
         if self.depth and name in self._globals():
             return self.scopes[0]
         return self.scopes[-1]
 
     def _globals(self) -> Sequence[str]:
+        """The names that the present function declares with `global`."""
         names = self.scopes[-1].get(" global", ())
         return names if isinstance(names, tuple) else ()
 
-    def _decided(self, value: Any, before: Any, node: ast.AST) -> Any:
+    def _value_in_branch(self, value: Any, before: Any, node: ast.AST) -> Any:
         """A value that is set here; one that is set in a branch which may not be taken is
         unknown.
         """
-        if not self.undecided:
+        if not self.num_open_branches:
             return value
         if type(before) is type(value) and before == value:
             return value
         line = getattr(node, "lineno", 0)
-        if isinstance(value, _Reference | _Class) or (
-            before is None and isinstance(value, _Object | _Model | _Data)
-        ):
+        is_definition = isinstance(value, _Reference | _Class)
+        is_first_object = before is None and isinstance(value, _Object | _Model | _Data)
+        if is_definition or is_first_object:
+            # without it the script has no trainer at all: the branch is the one that trains
             self.reading.assumed.append(f"{self._line(node)}, in a branch, is taken")
             return value
-        return Unknown(f"{self._shown(value)} (line {line}, in a branch)")
+        return Unknown(f"{self._display(value)} (line {line}, in a branch)")
 
-    def _set(self, owner: Any, name: Any, value: Any, node: ast.AST) -> None:
-        """`owner.name = value`."""
+    def _set_attribute(self, owner: Any, name: Any, value: Any, node: ast.AST) -> None:
+        """Follow `owner.name = value`.
+
+        Args:
+            owner: the object.
+            name: the attribute; anything but a text is a name that is not known.
+            value: its new value.
+            node: the statement or the call of `setattr`.
+        """
         text = self._line(node)
         if isinstance(owner, _Object) and isinstance(name, str):
             if owner.kind == "GRPOTrainer" and name != "args":
+                # a trainer has attributes that are no options, and some that change the training
                 self.reading.unread.append(text)
-            owner.values[name] = self._decided(value, owner.values.get(name), node)
+            owner.values[name] = self._value_in_branch(value, owner.values.get(name), node)
         elif isinstance(owner, _Class) and isinstance(name, str):
-            owner.values[name] = self._decided(value, owner.values.get(name), node)
+            owner.values[name] = self._value_in_branch(value, owner.values.get(name), node)
         elif isinstance(owner, _Object) or self._may_be_config(owner):
             self.reading.unread.append(text)
 
     def _set_item(self, owner: Any, key: Any, value: Any, node: ast.AST) -> None:
-        """`owner[key] = value`."""
+        """Follow `owner[key] = value`.
+
+        Args:
+            owner: the dictionary or list.
+            key: its key or position.
+            value: the new item.
+            node: the statement.
+        """
         is_plain = isinstance(key, str | int | float | bool | None)
         if isinstance(owner, dict) and is_plain:
-            owner[key] = self._decided(value, owner.get(key), node)
-        elif isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
-            owner[key] = self._decided(value, owner[key], node)
+            owner[key] = self._value_in_branch(value, owner.get(key), node)
+        elif isinstance(owner, list) and _has_item(owner, key):
+            owner[key] = self._value_in_branch(value, owner[key], node)
         elif isinstance(owner, dict):
-            owner[f"**{self._shown(key)}"] = Unknown(self._line(node))
+            owner[f"**{self._display(key)}"] = Unknown(self._line(node))
         elif isinstance(owner, _Object):
             self.reading.unread.append(self._line(node))
 
     def _augment(
         self, target: ast.expr, operator: ast.operator, value: ast.expr, node: ast.stmt
     ) -> None:
+        """Follow `target += value` and its like.
+
+        Args:
+            target: what is changed.
+            operator: the operator before the equals sign.
+            value: the operand.
+            node: the statement.
+        """
         before = self._value(target)
         after = self._value(value)
         if isinstance(operator, ast.BitOr) and isinstance(before, dict):
             self._merge(before, after, node)
             return
-        self._assign(
-            target, self._operated(ast.BinOp(target, operator, value), before, after), node
-        )
+        operation = ast.BinOp(target, operator, value)
+        self._assign(target, self._operation(operation, before, after), node)
 
     def _delete(self, target: ast.expr, node: ast.stmt) -> None:
+        """Follow `del target`."""
         match target:
             case ast.Name(id=name):
                 self.scopes[-1].pop(name, None)
@@ -537,10 +646,10 @@ class _Reader:
                 if isinstance(self._value(owner), _Object):
                     self.reading.unread.append(self._line(node))
             case ast.Subscript(value=owner, slice=key):
-                found = self._value(owner)
+                mapping = self._value(owner)
                 name = self._value(key)
-                if isinstance(found, dict) and not isinstance(name, Unknown | list | dict):
-                    found.pop(name, None)
+                if isinstance(mapping, dict) and not isinstance(name, Unknown | list | dict):
+                    mapping.pop(name, None)
 
     def _may_be_config(self, value: Any) -> bool:
         """Whether an unknown value is perhaps a configuration, whose text names it."""
@@ -550,7 +659,9 @@ class _Reader:
     # --- expressions
 
     def _lookup(self, name: str) -> Any:
-        for scope in (self.scopes[-1], self.scopes[0]) if self.depth else reversed(self.scopes):
+        # within a function: its own names and those of the module
+        scopes = [self.scopes[-1], self.scopes[0]] if self.depth else [*reversed(self.scopes)]
+        for scope in scopes:
             if name in scope:
                 return scope[name]
         return None
@@ -566,7 +677,7 @@ class _Reader:
             case ast.Attribute(value=owner, attr=name):
                 return self._attribute(self._value(owner), name, node)
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-                return self._listed(items, node)
+                return self._list_of(items, node)
             case ast.Dict(keys=keys, values=values):
                 return self._mapping(keys, values, node)
             case ast.Subscript(value=owner, slice=key):
@@ -575,42 +686,39 @@ class _Reader:
                 return self._call(node)
             case ast.JoinedStr(values=pieces):
                 return self._text_of(pieces, node)
-            case ast.NamedExpr(target=target, value=value):
-                found = self._value(value)
-                self.scopes[-1][target.id] = found
-                return found
+            case ast.NamedExpr(target=target, value=expression):
+                value = self._value(expression)
+                self.scopes[-1][target.id] = value
+                return value
             case ast.Lambda():
-                return _Reference(Unknown(ast.unparse(node)).text, node)
+                return _Reference(_unknown(node).text, node)
             case ast.Await(value=value):
                 return self._value(value)
-            case ast.IfExp(test=test, body=body, orelse=other):
+            case ast.IfExp(test=test, body=body, orelse=alternative):
                 verdict = self._value(test)
                 if isinstance(verdict, Unknown | _Reference):
-                    return Unknown(ast.unparse(node))
-                return self._value(body if verdict else other)
+                    return _unknown(node)
+                return self._value(body if verdict else alternative)
             case ast.BoolOp():
                 return self._bool(node)
             case ast.UnaryOp(op=operator, operand=inner):
                 return self._signed(node, operator, self._value(inner))
             case ast.BinOp(left=left, right=right):
-                return self._operated(node, self._value(left), self._value(right))
+                return self._operation(node, self._value(left), self._value(right))
             case ast.Compare(left=left, ops=[_], comparators=[right]):
-                return self._compared(node, self._value(left), self._value(right))
+                return self._comparison(node, self._value(left), self._value(right))
             case ast.ListComp() | ast.DictComp() | ast.GeneratorExp() | ast.SetComp():
                 return self._comprehension(node)
             case ast.Slice(lower=lower, upper=upper, step=step):
-                parts = [
-                    None if each is None else self._value(each) for each in (lower, upper, step)
+                bounds = [
+                    None if part is None else self._value(part) for part in (lower, upper, step)
                 ]
-                return (
-                    Unknown("slice")
-                    if any(isinstance(each, Unknown) for each in parts)
-                    else slice(*parts)
-                )
+                is_open = any(isinstance(value, Unknown) for value in bounds)
+                return Unknown("slice") if is_open else slice(*bounds)
         try:
             return evaluate(node, {})
         except (ValueError, TypeError, ArithmeticError):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
 
     def _name(self, name: str, node: ast.expr) -> Any:
         for scope in reversed(self.scopes):
@@ -629,41 +737,41 @@ class _Reader:
                 return owner.values[name]
             if owner.of is not None and name in owner.of.values:
                 return owner.of.values[name]
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         if isinstance(owner, _Class) and name in owner.values:
             return owner.values[name]
         if isinstance(owner, _Reference) and owner.node is None:
             parts = owner.text.replace(":", ".")
             return _Reference(f"{parts}:{name}")
-        return Unknown(ast.unparse(node))
+        return _unknown(node)
 
-    def _listed(self, items: Sequence[ast.expr], node: ast.expr) -> Any:
-        found: list[Any] = []
+    def _list_of(self, items: Sequence[ast.expr], node: ast.expr) -> Any:
+        values: list[Any] = []
         for item in items:
             if isinstance(item, ast.Starred):
                 inner = self._value(item.value)
                 if not isinstance(inner, list | tuple):
-                    return Unknown(ast.unparse(node))
-                found += inner
+                    return _unknown(node)
+                values += inner
             else:
-                found.append(self._value(item))
-        return found
+                values.append(self._value(item))
+        return values
 
     def _mapping(
         self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], node: ast.expr
     ) -> Any:
-        found: dict[Any, Any] = {}
+        mapping: dict[Any, Any] = {}
         for key, value in zip(keys, values, strict=True):
             inner = self._value(value)
             if key is None:
-                self._merge(found, inner, node)
+                self._merge(mapping, inner, node)
                 continue
             name = self._value(key)
             if isinstance(name, str | int | float | bool | None):
-                found[name] = inner
+                mapping[name] = inner
             else:
-                found[f"**{self._shown(name)}"] = Unknown(ast.unparse(node))
-        return found
+                mapping[f"**{self._display(name)}"] = _unknown(node)
+        return mapping
 
     def _merge(self, into: dict[Any, Any], other: Any, node: ast.AST) -> None:
         """`into |= other`; of what is not known the text is kept, under a name that begins with
@@ -673,89 +781,86 @@ class _Reader:
             other = other.values
         if isinstance(other, dict):
             for key, value in other.items():
-                into[key] = self._decided(value, into.get(key), node)
+                into[key] = self._value_in_branch(value, into.get(key), node)
         else:
-            into[f"**{self._shown(other)}"] = Unknown(self._shown(other))
+            into[f"**{self._display(other)}"] = Unknown(self._display(other))
 
     def _item(self, owner: Any, key: Any, node: ast.expr) -> Any:
         if isinstance(owner, _Data) and isinstance(key, str):
             return owner.split(key)
         if isinstance(owner, _Data):
             return _Data(owner.source, (*owner.changes, self._line(node)))
+        is_container = isinstance(owner, dict | list | tuple | str)
+        if not is_container or isinstance(key, Unknown):
+            return _unknown(node)
         try:
-            if isinstance(owner, dict | list | tuple | str) and not isinstance(key, Unknown):
-                return owner[key]
+            return owner[key]
         except (KeyError, IndexError, TypeError):
-            pass
-        if isinstance(owner, _Reference) and owner.text == "os:environ":
-            return Unknown(ast.unparse(node))
-        return Unknown(ast.unparse(node))
+            return _unknown(node)
 
     def _text_of(self, pieces: Sequence[ast.expr], node: ast.expr) -> Any:
+        """The text of an f-string."""
         texts: list[str] = []
         for piece in pieces:
-            value: Any = piece.value if isinstance(piece, ast.Constant) else None
-            if isinstance(piece, ast.FormattedValue):
-                value = self._value(piece.value)
-                spec = "" if piece.format_spec is None else self._value(piece.format_spec)
-                if not isinstance(value, str | int | float | bool) or not isinstance(spec, str):
-                    return Unknown(ast.unparse(node))
-                try:
-                    value = format(value, spec) if len(spec) < 10 else ast.unparse(node)
-                except ValueError:
-                    return Unknown(ast.unparse(node))
-            texts.append(str(value))
+            if not isinstance(piece, ast.FormattedValue):
+                texts.append(str(getattr(piece, "value", None)))
+                continue
+            value = self._value(piece.value)
+            spec = "" if piece.format_spec is None else self._value(piece.format_spec)
+            is_plain = isinstance(value, str | int | float | bool) and isinstance(spec, str)
+            if not is_plain:
+                return _unknown(node)
+            try:
+                # a width of many signs would make a text of as many
+                texts.append(format(value, spec) if len(spec) < 10 else ast.unparse(node))
+            except ValueError:
+                return _unknown(node)
         return "".join(texts)
 
     def _bool(self, node: ast.BoolOp) -> Any:
-        found: Any = None
-        for each in node.values:
-            found = self._value(each)
-            if isinstance(found, Unknown):
-                return Unknown(ast.unparse(node))
-            if bool(found) == isinstance(node.op, ast.Or):
-                return found
-        return found
+        value: Any = None
+        for operand in node.values:
+            value = self._value(operand)
+            if isinstance(value, Unknown):
+                return _unknown(node)
+            if bool(value) == isinstance(node.op, ast.Or):
+                return value
+        return value
 
     def _signed(self, node: ast.expr, operator: ast.unaryop, value: Any) -> Any:
         if isinstance(value, Unknown):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         try:
             return evaluate(ast.UnaryOp(operator, ast.Name("value")), {"value": value})
         except (ValueError, TypeError, ArithmeticError):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
 
-    def _operated(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+    def _operation(self, node: ast.BinOp, left: Any, right: Any) -> Any:
         if isinstance(node.op, ast.BitOr) and isinstance(left, dict):
-            merged = dict(left)
-            self._merge(merged, right, node)
-            return merged
-        if (
-            isinstance(node.op, ast.Add)
-            and isinstance(left, list | tuple)
-            and isinstance(right, list | tuple)
-        ):
+            mapping = dict(left)
+            self._merge(mapping, right, node)
+            return mapping
+        are_lists = isinstance(left, list | tuple) and isinstance(right, list | tuple)
+        if isinstance(node.op, ast.Add) and are_lists:
             return [*left, *right]
-        if (
-            isinstance(node.op, ast.Div)
-            and isinstance(left, PurePosixPath | str)
-            and isinstance(right, str)
-        ):
+        # `Path(folder) / name`: a path is followed as its text
+        are_paths = isinstance(left, PurePosixPath | str) and isinstance(right, str)
+        if isinstance(node.op, ast.Div) and are_paths:
             return f"{left}/{right}"
-        return self._computed(node, left, right)
+        return self._arithmetic(node, left, right)
 
-    def _computed(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+    def _arithmetic(self, node: ast.BinOp, left: Any, right: Any) -> Any:
         if not isinstance(left, str | int | float) or not isinstance(right, str | int | float):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         try:
             formula = ast.BinOp(ast.Name("left"), node.op, ast.Name("right"))
             return evaluate(formula, {"left": left, "right": right})
         except (ValueError, TypeError, ArithmeticError):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
 
-    def _compared(self, node: ast.Compare, left: Any, right: Any) -> Any:
+    def _comparison(self, node: ast.Compare, left: Any, right: Any) -> Any:
         if isinstance(left, Unknown | _Reference) or isinstance(right, Unknown | _Reference):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         try:
             match node.ops[0]:
                 case ast.Is():
@@ -771,25 +876,25 @@ class _Reader:
             formula = ast.Compare(ast.Name("left"), node.ops, [ast.Name("right")])
             return evaluate(formula, {"left": left, "right": right})
         except (ValueError, TypeError, ArithmeticError):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
 
     def _comprehension(
         self, node: ast.ListComp | ast.DictComp | ast.GeneratorExp | ast.SetComp
     ) -> Any:
         if len(node.generators) != 1:
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         generator = node.generators[0]
         items = self._items(self._value(generator.iter))
         if items is None:
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         pairs: list[Any] = []
         self.scopes.append({})
         try:
             for item in items:
                 self._assign(generator.target, item, ast.Pass())
-                verdicts = [self._value(each) for each in generator.ifs]
-                if any(isinstance(each, Unknown) for each in verdicts):
-                    return Unknown(ast.unparse(node))
+                verdicts = [self._value(condition) for condition in generator.ifs]
+                if any(isinstance(condition, Unknown) for condition in verdicts):
+                    return _unknown(node)
                 if not all(verdicts):
                     continue
                 if isinstance(node, ast.DictComp):
@@ -801,7 +906,7 @@ class _Reader:
         if not isinstance(node, ast.DictComp):
             return pairs
         if not all(isinstance(key, str | int | float) for key, _ in pairs):
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
         return dict(pairs)
 
     # --- calls
@@ -811,22 +916,22 @@ class _Reader:
         arguments, keywords = self._arguments(node)
         kind = self._kind(function)
         if kind:
-            return self._made(kind, function, arguments, keywords, node)
+            return self._construct(kind, function, arguments, keywords, node)
         if isinstance(node.func, ast.Attribute):
             owner = self._value(node.func.value)
-            found = self._method(owner, node.func.attr, arguments, keywords, node)
-            if found is not _NOT_FOUND:
-                return found
+            result = self._method(owner, node.func.attr, arguments, keywords, node)
+            if result is not _NOT_FOUND:
+                return result
         name = self._called_name(function, node)
-        found = self._known_call(name, arguments, keywords, node)
-        if found is not _NOT_FOUND:
-            return found
+        result = self._known_call(name, arguments, keywords, node)
+        if result is not _NOT_FOUND:
+            return result
         if isinstance(function, _Class):
             return self._instance(function, arguments, keywords, node)
         if isinstance(function, _Reference) and function.node is not None:
             return self._call_function(function.node, arguments, keywords, node)
         self._note_passed(arguments, keywords, node)
-        return Unknown(ast.unparse(node))
+        return _unknown(node)
 
     def _called_name(self, function: Any, node: ast.Call) -> str:
         """The last part of the name of what is called, under its own name and not an alias."""
@@ -856,14 +961,14 @@ class _Reader:
         """
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
-        for each in node.args:
-            value = self._value(each.value if isinstance(each, ast.Starred) else each)
-            if not isinstance(each, ast.Starred):
+        for argument in node.args:
+            value = self._value(argument.value if isinstance(argument, ast.Starred) else argument)
+            if not isinstance(argument, ast.Starred):
                 arguments.append(value)
             elif isinstance(value, list | tuple):
                 arguments += value
             else:
-                keywords[f"*{ast.unparse(each.value)}"] = Unknown(ast.unparse(each))
+                keywords[f"*{ast.unparse(argument.value)}"] = Unknown(ast.unparse(argument))
         for keyword in node.keywords:
             value = self._value(keyword.value)
             if keyword.arg is not None:
@@ -874,7 +979,7 @@ class _Reader:
                 keywords[f"**{ast.unparse(keyword.value)}"] = Unknown(ast.unparse(keyword.value))
         return arguments, keywords
 
-    def _made(
+    def _construct(
         self,
         kind: str,
         function: Any,
@@ -882,7 +987,15 @@ class _Reader:
         keywords: dict[str, Any],
         node: ast.Call,
     ) -> Any:
-        """The object that one of the read calls makes."""
+        """The object that a call of `_CALLS` makes.
+
+        Args:
+            kind: its name in `_CALLS`.
+            function: what is called: the class itself, or one of the script that derives from it.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
         values = self._class_values(function)
         values |= dict(zip(_CALLS[kind], arguments, strict=False))
         for name, value in keywords.items():
@@ -892,41 +1005,50 @@ class _Reader:
                 values[name] = value
         for extra in arguments[len(_CALLS[kind]) :]:
             self.reading.unread.append(
-                f"line {node.lineno}: the argument {self._shown(extra)} of {kind}"
+                f"line {node.lineno}: the argument {self._display(extra)} of {kind}"
             )
-        if isinstance(function, _Class) and "__init__" in function.methods:
-            self.reading.unread.append(
-                f"line {function.methods['__init__'].lineno}: {function.text} has an __init__"
-            )
-        if isinstance(function, _Class) and "__post_init__" in function.methods:
-            at = function.methods["__post_init__"].lineno
-            self.reading.unread.append(f"line {at}: {function.text} has a __post_init__")
-        made = _Object(
-            kind, values, function if isinstance(function, _Class) else None, node.lineno
-        )
+        class_of_script = function if isinstance(function, _Class) else None
+        if class_of_script is not None:
+            self._note_constructors(class_of_script)
+        instance = _Object(kind, values, class_of_script, node.lineno)
         if kind == "GRPOConfig":
-            self.configs.append(made)
+            self.configs.append(instance)
         elif kind == "LoraConfig":
-            self.loras.append(made)
+            self.loras.append(instance)
         elif kind == "GRPOTrainer":
-            self.trainers.append(made)
+            self.trainers.append(instance)
         else:
             self.punishment = values.get("soft_punish_cache", Unknown("..."))
-        return made
+        return instance
+
+    def _note_constructors(self, of: _Class) -> None:
+        """Name the methods of a class that may set options when an object is made."""
+        for name, article in (("__init__", "an"), ("__post_init__", "a")):
+            if name in of.methods:
+                line = of.methods[name].lineno
+                self.reading.unread.append(f"line {line}: {of.text} has {article} {name}")
 
     def _class_values(self, function: Any) -> dict[str, Any]:
+        """The values in the body of a class of the script, which are options of what it makes."""
         return dict(function.values) if isinstance(function, _Class) else {}
 
     def _instance(
         self, of: _Class, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> _Object:
-        """An object of a class of the script."""
-        made = _Object(of.text, dict(of.values), of, node.lineno)
+        """An object of a class of the script.
+
+        Args:
+            of: the class.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
+        instance = _Object(of.text, dict(of.values), of, node.lineno)
         if "__init__" in of.methods:
-            self._call_function(of.methods["__init__"], [made, *arguments], keywords, node)
-            return made
-        made.values |= dict(zip(of.values, arguments, strict=False)) | keywords
-        return made
+            self._call_function(of.methods["__init__"], [instance, *arguments], keywords, node)
+            return instance
+        instance.values |= dict(zip(of.values, arguments, strict=False)) | keywords
+        return instance
 
     def _call_function(
         self,
@@ -935,23 +1057,30 @@ class _Reader:
         keywords: dict[str, Any],
         node: ast.AST,
     ) -> Any:
-        """Follow a function of the script with these arguments."""
-        self.followed.add(function)
+        """Follow a function of the script and return its value.
+
+        Args:
+            function: the function.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call, or the function itself where nobody is seen to call it.
+        """
+        self.called_functions.add(function)
         if self.depth >= MAX_DEPTH:
             return Unknown(ast.unparse(node) if isinstance(node, ast.expr) else "...")
-        scope = self._bound(function.args, arguments, keywords)
+        scope = self._parameters_of(function.args, arguments, keywords)
         if isinstance(function, ast.Lambda):
             self.scopes.append(scope)
-            found = self._value(function.body)
+            value = self._value(function.body)
             self.scopes.pop()
-            return found
-        named = [
+            return value
+        global_names = [
             name
-            for each in ast.walk(function)
-            if isinstance(each, ast.Global)
-            for name in each.names
+            for statement in ast.walk(function)
+            if isinstance(statement, ast.Global)
+            for name in statement.names
         ]
-        scope[" global"] = tuple(named)
+        scope[" global"] = tuple(global_names)
         self.scopes.append(scope)
         self.depth += 1
         try:
@@ -965,75 +1094,98 @@ class _Reader:
             self.scopes.pop()
         return None
 
-    def _bound(
+    def _parameters_of(
         self, parameters: ast.arguments, arguments: list[Any], keywords: dict[str, Any]
     ) -> dict[str, Any]:
-        """The parameters of a function with their values."""
-        names = [each.arg for each in chain(parameters.posonlyargs, parameters.args)]
+        """The parameters of a function with their values: defaults, then what the call passes."""
+        names = [parameter.arg for parameter in chain(parameters.posonlyargs, parameters.args)]
         scope: dict[str, Any] = {name: Unknown(name) for name in names}
+        # defaults belong to the last positional parameters
         defaults = parameters.defaults
-        for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+        names_with_default = names[len(names) - len(defaults) :]
+        for name, default in zip(names_with_default, defaults, strict=True):
             scope[name] = self._value(default)
-        for each, given in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
-            scope[each.arg] = Unknown(each.arg) if given is None else self._value(given)
+        keyword_only = zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+        for parameter, keyword_default in keyword_only:
+            name = parameter.arg
+            scope[name] = Unknown(name)
+            if keyword_default is not None:
+                scope[name] = self._value(keyword_default)
         scope |= dict(zip(names, arguments, strict=False))
-        rest = {name: value for name, value in keywords.items() if name not in scope}
-        scope |= {name: value for name, value in keywords.items() if name in scope}
+        extra_keywords: dict[str, Any] = {}
+        for name, value in keywords.items():
+            if name in scope:
+                scope[name] = value
+            else:
+                extra_keywords[name] = value
         if parameters.vararg is not None:
             scope[parameters.vararg.arg] = arguments[len(names) :]
         if parameters.kwarg is not None:
-            scope[parameters.kwarg.arg] = rest
+            scope[parameters.kwarg.arg] = extra_keywords
         return scope
 
     def _note_passed(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> None:
         """Name a function of another module that gets a configuration, which it may change."""
-        given = [*arguments, *keywords.values()]
-        if ast.unparse(node.func) in (
-            "print",
-            "logger.info",
-            "logging.info",
-            "asdict",
-            "dataclasses.asdict",
-        ):
+        if ast.unparse(node.func) in _HARMLESS_CALLS:
             return
-        if any(isinstance(each, _Object) and each.kind == "GRPOConfig" for each in given):
+        values = [*arguments, *keywords.values()]
+        if any(isinstance(value, _Object) and value.kind == "GRPOConfig" for value in values):
             self.reading.assumed.append(f"{self._line(node)} may change the configuration")
 
     def _method(
         self, owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
-        """A method of a value that is known."""
+        """The value of a method's call; `_NOT_FOUND` if nothing is known of the method.
+
+        Args:
+            owner: the value that has the method.
+            name: the method.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
         if isinstance(owner, dict):
             return self._of_dict(owner, name, arguments, keywords, node)
-        if isinstance(owner, list) and name in (
-            "append",
-            "extend",
-            "insert",
-            "remove",
-            "pop",
-            "copy",
-        ):
+        if isinstance(owner, list) and name in _LIST_METHODS:
             return self._of_list(owner, name, arguments, node)
         if isinstance(owner, str) and name in _TEXT_METHODS:
-            given = [*arguments, *keywords.values()]
-            if (
-                all(isinstance(each, str | int | float | list) for each in given)
-                and len(str(given)) < 10_000
-            ):
-                try:
-                    return getattr(owner, name)(*arguments, **keywords)
-                except (TypeError, ValueError, KeyError, IndexError):
-                    return Unknown(ast.unparse(node))
-            return Unknown(ast.unparse(node))
+            return self._of_text(owner, name, arguments, keywords, node)
         if isinstance(owner, _Data):
-            if name == "train_test_split":
-                changed = _Data(owner.source, (*owner.changes, self._line(node)))
-                return {"train": changed, "test": changed}
-            changes = () if name in _ROW_METHODS else (self._line(node),)
-            return _Data(owner.source, (*owner.changes, *changes))
+            return self._of_data(owner, name, node)
         if isinstance(owner, _Object):
             return self._of_object(owner, name, arguments, keywords, node)
         return _NOT_FOUND
+
+    def _of_text(
+        self, owner: str, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
+        """The value of a text's method.
+
+        Args:
+            owner: the text.
+            name: the method, one of `_TEXT_METHODS`.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
+        values = [*arguments, *keywords.values()]
+        are_plain = all(isinstance(value, str | int | float | list) for value in values)
+        if not are_plain or len(str(values)) >= MAX_TEXT:
+            return _unknown(node)
+        try:
+            return getattr(owner, name)(*arguments, **keywords)
+        except (TypeError, ValueError, KeyError, IndexError):
+            return _unknown(node)
+
+    def _of_data(self, owner: _Data, name: str, node: ast.Call) -> Any:
+        """The data set that a data set's method gives, with what the method does to the rows."""
+        statement = self._line(node)
+        result_data = _Data(owner.source, (*owner.changes, statement))
+        if name == "train_test_split":
+            return {"train": result_data, "test": result_data}
+        if name in _ROW_METHODS:
+            return _Data(owner.source, owner.changes)
+        return result_data
 
     def _of_object(
         self,
@@ -1043,24 +1195,28 @@ class _Reader:
         keywords: dict[str, Any],
         node: ast.Call,
     ) -> Any:
+        """The value of an object's method.
+
+        Args:
+            owner: the object.
+            name: the method.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
         if owner.of is not None and name in owner.of.methods:
             return self._call_function(owner.of.methods[name], [owner, *arguments], keywords, node)
         if owner.kind == "parser" and name == "add_argument":
             return self._add_argument(owner, arguments, keywords)
         if owner.kind == "parser" and name.startswith("parse"):
-            return self._parsed(owner, name, node)
+            return self._parser_result(owner, name, node)
         if name == "__setattr__" and len(arguments) == 2:
-            self._set(owner, arguments[0], arguments[1], node)
+            self._set_attribute(owner, arguments[0], arguments[1], node)
         elif owner.kind == "GRPOConfig" and name not in _READERS:
             self.reading.unread.append(self._line(node))
-        elif owner.kind == "GRPOTrainer" and name not in (
-            "train",
-            "save_model",
-            "push_to_hub",
-            "save_state",
-        ):
+        elif owner.kind == "GRPOTrainer" and name not in _TRAINER_METHODS:
             self.reading.assumed.append(f"{self._line(node)} is not followed")
-        return Unknown(ast.unparse(node))
+        return _unknown(node)
 
     def _of_dict(
         self,
@@ -1070,33 +1226,51 @@ class _Reader:
         keywords: dict[str, Any],
         node: ast.Call,
     ) -> Any:
+        """The value of a dictionary's method, which may change the dictionary.
+
+        Args:
+            owner: the dictionary.
+            name: the method.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
         first = arguments[0] if arguments else None
         is_key = isinstance(first, str | int | float)
         if name == "update":
-            for other in [*arguments, keywords]:
-                self._merge(owner, _from_pairs(other), node)
+            for argument in [*arguments, keywords]:
+                self._merge(owner, _mapping_of_pairs(argument), node)
             return None
         if name in ("get", "pop", "setdefault") and is_key:
-            missing = arguments[1] if len(arguments) > 1 else None
+            default = arguments[1] if len(arguments) > 1 else None
             if name == "setdefault":
-                return owner.setdefault(first, self._decided(missing, None, node))
-            if name == "pop" and not self.undecided:
-                return owner.pop(first, missing)
-            return owner.get(first, missing)
-        if name in ("items", "keys", "values", "copy"):
-            found = [[key, value] for key, value in owner.items()]
-            return {
-                "items": found,
-                "keys": [*owner],
-                "values": [*owner.values()],
-                "copy": dict(owner),
-            }[name]
+                return owner.setdefault(first, self._value_in_branch(default, None, node))
+            if name == "pop" and not self.num_open_branches:
+                return owner.pop(first, default)
+            return owner.get(first, default)
+        match name:
+            case "items":
+                return [[key, value] for key, value in owner.items()]
+            case "keys":
+                return [*owner]
+            case "values":
+                return [*owner.values()]
+            case "copy":
+                return dict(owner)
         return _NOT_FOUND
 
     def _of_list(self, owner: list[Any], name: str, arguments: list[Any], node: ast.Call) -> Any:
+        """The value of a list's method, which may change the list.
+
+        Args:
+            owner: the list.
+            name: the method, one of `_LIST_METHODS`.
+            arguments: its positional arguments.
+            node: the call.
+        """
         if name == "copy":
             return [*owner]
-        if self.undecided or name in ("remove", "pop", "insert"):
+        if self.num_open_branches or name in ("remove", "pop", "insert"):
             owner.append(Unknown(self._line(node)))
         elif name == "append" and arguments:
             owner.append(arguments[0])
@@ -1106,49 +1280,80 @@ class _Reader:
             owner.append(Unknown(self._line(node)))
         return None
 
-    def _known_call(  # noqa: C901, PLR0911, PLR0912 (a case for each function)
+    def _known_call(
         self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
     ) -> Any:
-        """A call of a function whose meaning is known here."""
+        """The value of a function whose meaning is known here; `_NOT_FOUND` for any other.
+
+        Args:
+            name: the last part of the function's name.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
+        for calls in (self._call_of_language, self._call_of_library, self._call_of_pure_function):
+            value = calls(name, arguments, keywords, node)
+            if value is not _NOT_FOUND:
+                return value
+        return _NOT_FOUND
+
+    def _call_of_language(
+        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
+        """The value of a function that makes, reads or changes objects.
+
+        Args:
+            name: the last part of the function's name.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
         first = arguments[0] if arguments else next(iter(keywords.values()), None)
         if name == "dict":
-            found: dict[Any, Any] = {}
-            for other in arguments:
-                self._merge(found, _from_pairs(other), node)
-            return found | keywords
+            mapping: dict[Any, Any] = {}
+            for argument in arguments:
+                self._merge(mapping, _mapping_of_pairs(argument), node)
+            return mapping | keywords
         if name == "setattr" and len(arguments) == 3:
-            self._set(arguments[0], arguments[1], arguments[2], node)
+            self._set_attribute(arguments[0], arguments[1], arguments[2], node)
             return None
         if name == "getattr" and len(arguments) in (2, 3) and isinstance(arguments[1], str):
-            found_value = self._attribute(arguments[0], arguments[1], node)
-            is_missing = (
-                isinstance(found_value, Unknown)
-                and isinstance(arguments[0], _Object)
-                and len(arguments) == 3
-            )
-            return arguments[2] if is_missing else found_value
+            return self._getattr(arguments, node)
         if name in ("vars", "asdict", "to_dict") and isinstance(first, _Object):
             return first.values if name == "vars" else dict(first.values)
         if name in ("replace", "copy", "deepcopy") and isinstance(first, _Object):
-            return self._copied(first, keywords, node)
+            return self._copy_of(first, keywords, node)
         if name in ("copy", "deepcopy") and isinstance(first, dict | list):
             return first.copy()
-        if (
-            name == "partial"
-            and isinstance(first, _Reference | _Class | Unknown)
-            and self._kind(first)
-        ):
+        is_callable = isinstance(first, _Reference | _Class | Unknown)
+        if name == "partial" and is_callable and self._kind(first):
             return _Class("partial", [first], self._class_values(first) | keywords, {})
-        if name in ("getenv", "get") and (name == "getenv" or "environ" in ast.unparse(node.func)):
-            return (
-                arguments[1]
-                if len(arguments) > 1
-                else keywords.get("default", Unknown(ast.unparse(node)))
-            )
         if name in ("SimpleNamespace", "Namespace", "EasyDict", "DictConfig"):
-            return _Object(
-                name, {**(first if isinstance(first, dict) and arguments else {}), **keywords}
-            )
+            values = first if isinstance(first, dict) and arguments else {}
+            return _Object(name, {**values, **keywords})
+        return _NOT_FOUND
+
+    def _getattr(self, arguments: list[Any], node: ast.Call) -> Any:
+        """`getattr(owner, name)`, or `getattr(owner, name, default)`."""
+        owner = arguments[0]
+        value = self._attribute(owner, arguments[1], node)
+        has_default = len(arguments) == 3
+        # an attribute of an unknown object may exist
+        is_absent = isinstance(value, Unknown) and isinstance(owner, _Object)
+        return arguments[2] if has_default and is_absent else value
+
+    def _call_of_library(
+        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
+        """The value of a function of the libraries that recipes use.
+
+        Args:
+            name: the last part of the function's name.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
+        first = arguments[0] if arguments else next(iter(keywords.values()), None)
         if name == "ArgumentParser":
             return _Object("parser", {})
         if name in _PARSERS:
@@ -1157,155 +1362,178 @@ class _Reader:
         if name == "field":
             return self._default_of_field(keywords, node)
         if name == "load_dataset":
-            return self._loaded(arguments, keywords, node)
+            return self._dataset(arguments, keywords, node)
         if name in ("from_json", "from_csv", "from_parquet") and isinstance(first, str):
             return _Data(first)
         if name == "from_pretrained":
             return self._model(arguments, keywords, node)
         if name == "get_peft_model":
             return self._with_adapters(arguments, keywords)
-        if (
-            name == "join"
-            and "path" in ast.unparse(node.func)
-            and all(isinstance(each, str) for each in arguments)
-        ):
+        return _NOT_FOUND
+
+    def _call_of_pure_function(
+        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
+        """The value of a function of plain values, or of the environment.
+
+        Args:
+            name: the last part of the function's name.
+            arguments: its positional arguments.
+            keywords: its named arguments; one whose name is not known begins with `*`.
+            node: the call.
+        """
+        if name == "getenv" or (name == "get" and "environ" in ast.unparse(node.func)):
+            # the environment of the script's own run is not that of this process
+            if len(arguments) > 1:
+                return arguments[1]
+            return keywords.get("default", _unknown(node))
+        first = arguments[0] if arguments else next(iter(keywords.values()), None)
+        are_texts = all(isinstance(argument, str) for argument in arguments)
+        if name == "join" and are_texts and "path" in ast.unparse(node.func):
             return "/".join(arguments)
         if name == "Path" and isinstance(first, str):
             return first
-        if name == "range" and arguments and all(isinstance(each, int) for each in arguments):
-            return range(*arguments) if len(arguments) < 4 else Unknown(ast.unparse(node))
-        if name in _PURE and not keywords and not any(self._is_open(each) for each in arguments):
-            try:
-                return _PURE[name](*arguments)
-            except (TypeError, ValueError, OverflowError):
-                return Unknown(ast.unparse(node))
-        return _NOT_FOUND
+        are_integers = all(isinstance(argument, int) for argument in arguments)
+        if name == "range" and arguments and are_integers:
+            return range(*arguments) if len(arguments) < 4 else _unknown(node)
+        if name not in _PURE or keywords or any(map(self._is_open, arguments)):
+            return _NOT_FOUND
+        try:
+            return _PURE[name](*arguments)
+        except (TypeError, ValueError, OverflowError):
+            return _unknown(node)
 
     def _is_open(self, value: Any) -> bool:
+        """Whether a value is not known, or too large to compute with."""
         if isinstance(value, list | tuple):
             return any(map(self._is_open, value)) or len(value) > MAX_ITEMS
         return not isinstance(value, str | int | float | bool | dict | None)
 
-    def _copied(self, of: _Object, keywords: dict[str, Any], node: ast.Call) -> _Object:
-        made = _Object(of.kind, dict(of.values), of.of, node.lineno)
+    def _copy_of(self, of: _Object, keywords: dict[str, Any], node: ast.Call) -> _Object:
+        copy = _Object(of.kind, dict(of.values), of.of, node.lineno)
         for name, value in keywords.items():
             if name.startswith("*"):
                 self.reading.unread.append(f"line {node.lineno}: {name} of replace")
             else:
-                made.values[name] = value
-        if made.kind == "GRPOConfig":
-            self.configs = [*(each for each in self.configs if each is not of), made]
-        return made
+                copy.values[name] = value
+        if copy.kind == "GRPOConfig":
+            self.configs = [*(config for config in self.configs if config is not of), copy]
+        return copy
 
     def _default_of_field(self, keywords: dict[str, Any], node: ast.Call) -> Any:
+        """The default that `dataclasses.field` gives."""
         factory = keywords.get("default_factory")
         if isinstance(factory, _Reference) and isinstance(factory.node, ast.Lambda):
             return self._value(factory.node.body)
         if isinstance(factory, Unknown) and factory.text in ("dict", "list"):
             return {} if factory.text == "dict" else []
-        return keywords.get("default", Unknown(ast.unparse(node)))
+        return keywords.get("default", _unknown(node))
 
     def _add_argument(
         self, parser: _Object, arguments: list[Any], keywords: dict[str, Any]
     ) -> None:
-        flags = [each for each in arguments if isinstance(each, str)]
-        long = next((each for each in flags if each.startswith("--")), flags[0] if flags else "")
-        name = keywords.get("dest") or long.lstrip("-").replace("-", "_")
+        """Follow `parser.add_argument(...)`: the argument has its default, as if it is not passed."""
+        flags = [flag for flag in arguments if isinstance(flag, str)]
+        long_flags = [flag for flag in flags if flag.startswith("--")]
+        flag = (long_flags or flags or [""])[0]
+        name = keywords.get("dest") or flag.lstrip("-").replace("-", "_")
         if not isinstance(name, str):
             return
-        action = keywords.get("action")
-        missing = {"store_true": False, "store_false": True}.get(
-            action if isinstance(action, str) else ""
-        )
-        is_required = keywords.get("required") or not long.startswith("-")
-        default = keywords.get("default", Unknown(f"--{name}") if is_required else missing)
+        is_required = keywords.get("required") or not flag.startswith("-")
+        value: Any = None
+        if is_required:
+            value = Unknown(f"--{name}")
+        elif keywords.get("action") in ("store_true", "store_false"):
+            value = keywords["action"] == "store_false"
+        value = keywords.get("default", value)
+        # argparse converts a default that is a text
         convert = keywords.get("type")
-        if (
-            isinstance(default, str)
-            and isinstance(convert, Unknown)
-            and convert.text in ("int", "float")
-        ):
-            default = self._known_call(
-                convert.text, [default], {}, ast.Call(ast.Name(convert.text), [], [])
-            )
-        parser.values[name] = default
+        type_name = convert.text if isinstance(convert, Unknown) else ""
+        if isinstance(value, str) and type_name in ("int", "float"):
+            call = ast.Call(ast.Name(type_name), [], [])
+            value = self._known_call(type_name, [value], {}, call)
+        parser.values[name] = value
 
-    def _parsed(self, parser: _Object, name: str, node: ast.Call) -> Any:
+    def _parser_result(self, parser: _Object, name: str, node: ast.Call) -> Any:
         """What a parser of arguments gives if the command has none."""
         self.reading.assumed.append(
             f"line {node.lineno}: the command's own arguments are taken as absent"
         )
         classes = parser.values.get("classes")
         if classes is None:
-            made = _Object("arguments", dict(parser.values))
-            return [made, []] if "known" in name else made
-        made_all: list[Any] = []
-        for each in classes:
-            if self._kind(each) == "GRPOConfig":
-                made_all.append(self._made("GRPOConfig", each, [], {}, node))
-            elif isinstance(each, _Class):
-                made_all.append(self._instance(each, [], {}, node))
+            namespace = _Object("arguments", dict(parser.values))
+            return [namespace, []] if "known" in name else namespace
+        instances: list[Any] = []
+        for kind in classes:
+            if self._kind(kind) == "GRPOConfig":
+                instances.append(self._construct("GRPOConfig", kind, [], {}, node))
+            elif isinstance(kind, _Class):
+                instances.append(self._instance(kind, [], {}, node))
             else:
-                made_all.append(_Object(getattr(each, "name", "arguments"), {}, None, node.lineno))
-        return made_all
+                name_of_kind = getattr(kind, "name", "arguments")
+                instances.append(_Object(name_of_kind, {}, None, node.lineno))
+        return instances
 
-    def _loaded(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _dataset(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         """The data of `load_dataset(name, configuration, split=..., data_files=...)`."""
-        given = (
-            dict(zip(("path", "name", "data_dir", "data_files", "split"), arguments, strict=False))
-            | keywords
-        )
-        path = given.get("path")
-        split = given.get("split")
-        files = given.get("data_files")
+        positions = ("path", "name", "data_dir", "data_files", "split")
+        options = dict(zip(positions, arguments, strict=False)) | keywords
+        path = options.get("path")
+        split = options.get("split")
+        files = options.get("data_files")
         if path in ("json", "csv", "parquet", "text") or files is not None:
-            if isinstance(files, str):
-                return _Data(files)
-            if isinstance(files, list) and files and all(isinstance(each, str) for each in files):
-                return _Data(files[0] if len(files) == 1 else files)
-            if isinstance(files, dict):
-                found = _Data({"files": files})
-                return found.split(split) if isinstance(split, str) else found
-            return Unknown(ast.unparse(node))
-        if not isinstance(path, str) or isinstance(split, Unknown):
-            return Unknown(ast.unparse(node))
-        name = given.get("name")
-        if isinstance(name, Unknown):
-            return Unknown(ast.unparse(node))
-        source: Any = f"hub:{path}" if name is None else {"hub": path, "config": name}
-        found = _Data(source)
-        return found.split(split) if isinstance(split, str) else found
+            return self._data_of_files(files, split, node)
+        name = options.get("name")
+        is_open = isinstance(split, Unknown) or isinstance(name, Unknown)
+        if not isinstance(path, str) or is_open:
+            return _unknown(node)
+        data = _Data(f"hub:{path}")
+        if name is not None:
+            data = _Data({"hub": path, "config": name})
+        return data.split(split) if isinstance(split, str) else data
+
+    def _data_of_files(self, files: Any, split: Any, node: ast.Call) -> Any:
+        """The data of `data_files`: a file, a list, or a dictionary of them by split."""
+        if isinstance(files, str):
+            return _Data(files)
+        if isinstance(files, list) and files and all(isinstance(file, str) for file in files):
+            return _Data(files[0] if len(files) == 1 else files)
+        if not isinstance(files, dict):
+            return _unknown(node)
+        data = _Data({"files": files})
+        return data.split(split) if isinstance(split, str) else data
 
     def _model(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         """The model of `from_pretrained`; unsloth's gives the tokenizer too."""
-        names = ("pretrained_model_name_or_path", "model_name")
-        name = (
-            arguments[0]
-            if arguments
-            else next((keywords[each] for each in names if each in keywords), None)
-        )
-        rest = [each for each in keywords if each not in names]
+        names = [keyword for keyword in _MODEL_NAMES if keyword in keywords]
+        name = arguments[0] if arguments else None
+        if not arguments and names:
+            name = keywords[names[0]]
         if name is None:
-            return Unknown(ast.unparse(node))
+            return _unknown(node)
+        options = [
+            f"{keyword}={self._display(value)}"
+            for keyword, value in keywords.items()
+            if keyword not in _MODEL_NAMES
+        ]
         owner = ast.unparse(node.func)
-        if rest and "tokenizer" not in owner.lower() and "processor" not in owner.lower():
-            shown = ", ".join(f"{each}={self._shown(keywords[each])}" for each in rest)
-            self.reading.assumed.append(f"line {node.lineno}: the model is loaded with {shown}")
+        is_model = "tokenizer" not in owner.lower() and "processor" not in owner.lower()
+        if options and is_model:
+            self.reading.assumed.append(
+                f"line {node.lineno}: the model is loaded with {', '.join(options)}"
+            )
         model = _Model(name)
-        is_pair = any(
-            each in owner
-            for each in ("FastLanguageModel", "FastModel", "FastVisionModel", "FastLlama")
-        )
+        is_pair = any(class_name in owner for class_name in _CLASSES_OF_UNSLOTH)
         return [model, Unknown("tokenizer")] if is_pair else model
 
     def _with_adapters(self, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """`get_peft_model(model, LoraConfig(...))`, and unsloth's with the values themselves."""
         model = arguments[0] if arguments else keywords.get("model")
-        given = arguments[1] if len(arguments) > 1 else keywords.get("peft_config")
-        values = dict(given.values) if isinstance(given, _Object) else {}
-        values |= {
-            name: value for name, value in keywords.items() if name not in ("model", "peft_config")
-        }
+        config = arguments[1] if len(arguments) > 1 else keywords.get("peft_config")
+        values = dict(config.values) if isinstance(config, _Object) else {}
+        for name, value in keywords.items():
+            if name not in ("model", "peft_config"):
+                values[name] = value
         if isinstance(model, _Model):
             return _Model(model.name, {**model.lora, **values})
         return Unknown("get_peft_model(...)")
@@ -1313,12 +1541,14 @@ class _Reader:
     # --- texts
 
     def _line(self, node: ast.AST) -> str:
+        """A statement with its line, for people."""
         text = " ".join(ast.unparse(node).split())
-        return (
-            f"line {getattr(node, 'lineno', 0)}: {text if len(text) < 100 else f'{text[:97]}...'}"
-        )
+        if len(text) >= MAX_SHOWN:
+            text = f"{text[: MAX_SHOWN - 3]}..."
+        return f"line {getattr(node, 'lineno', 0)}: {text}"
 
-    def _shown(self, value: Any) -> str:
+    def _display(self, value: Any) -> str:
+        """A value for people, as it could stand in the script."""
         if isinstance(value, Unknown):
             return value.text
         if isinstance(value, _Reference | _Class):
@@ -1328,24 +1558,38 @@ class _Reader:
         if isinstance(value, _Data):
             return str(value.source)
         if isinstance(value, _Model):
-            return self._shown(value.name)
+            return self._display(value.name)
         if isinstance(value, list | tuple):
-            return f"[{', '.join(map(self._shown, value))}]"
+            return f"[{', '.join(map(self._display, value))}]"
         if isinstance(value, dict):
-            return (
-                f"{{{', '.join(f'{key!r}: {self._shown(each)}' for key, each in value.items())}}}"
-            )
+            pairs = [f"{key!r}: {self._display(item)}" for key, item in value.items()]
+            return f"{{{', '.join(pairs)}}}"
         return repr(value)
 
 
 _NOT_FOUND: Any = object()
 
 
-def _from_pairs(value: Any) -> Any:
+def _mapping_of_pairs(value: Any) -> Any:
     """The mapping that a list of pairs stands for; anything else is returned."""
-    if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
-        return {key: each for key, each in value if isinstance(key, str)}
+    if isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value):
+        return {key: item for key, item in value if isinstance(key, str)}
     return value
+
+
+def _unknown(node: ast.AST) -> Unknown:
+    """The value of an expression that only the running script knows."""
+    return Unknown(ast.unparse(node))
+
+
+def _is_cell(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a cell of a marimo notebook: `@app.cell`, `@app.cell(hide_code=True)`."""
+    targets = [getattr(decorator, "func", decorator) for decorator in node.decorator_list]
+    return any(ast.unparse(target) == "app.cell" for target in targets)
+
+
+def _has_item(items: list[Any], position: Any) -> bool:
+    return isinstance(position, int) and -len(items) <= position < len(items)
 
 
 def _is_stored(node: ast.AST) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 import yaml
@@ -56,6 +57,7 @@ _PRINTING = (
     "mkdir",
     "rm",
 )
+_SHELLS = ("bash", "sh", "zsh")
 _NAME = r"[A-Za-z_]\w*"
 _OPTION = re.compile(rf"(?:\+{{0,2}}|~)({_NAME}(?:[.@/][\w@/-]+)*)=(.*)", flags=re.DOTALL)
 _STRAY = re.compile(rf"(?:\+{{0,2}}|~){_NAME}(?:\.\w+)+=.*", flags=re.DOTALL)
@@ -79,10 +81,10 @@ def read_shell(text: str, environment: Mapping[str, str]) -> list[Reading]:
     shell = _Shell(dict(environment))
     with suppress(_Exit):
         shell.follow(parse_shell(text))
-    for reading in shell.found:
+    for reading in shell.readings:
         reading.unread = [*dict.fromkeys([*reading.unread, *shell.unread])]
         reading.assumed = [*dict.fromkeys([*reading.assumed, *shell.assumed])]
-    return shell.found
+    return shell.readings
 
 
 class _Exit(Exception):
@@ -94,7 +96,7 @@ class _Shell:
     """The state of a shell that only follows values."""
 
     variables: dict[str, Value]
-    found: list[Reading] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     functions: dict[str, Commands] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class _Shell:
                 self._simple(command)
             case Group(body=body, is_subshell=is_subshell):
                 before = dict(self.variables)
-                self._guarded(body)
+                self._follow_body(body)
                 if is_subshell:
                     self.variables = before
             case Chain():
@@ -134,10 +136,10 @@ class _Shell:
             case Function(name=name, body=body):
                 self.functions[name] = body
             case Test(formula=formula):
-                for each in filter(None, formula.split(",")):
-                    self._assign_formula(each)
+                for assignment in filter(None, formula.split(",")):
+                    self._assign_formula(assignment)
 
-    def _guarded(self, body: Commands) -> bool:
+    def _follow_body(self, body: Commands) -> bool:
         """Follow commands that may end the script; returns whether they do."""
         try:
             self.follow(body)
@@ -158,7 +160,7 @@ class _Shell:
         if verdict is None:
             self._either([chain.then], chain.line, has_rest=True)
         elif verdict == chain.is_and:
-            self._guarded(chain.then)
+            self._follow_body(chain.then)
 
     def _branches(self, command: Branches) -> None:
         open_branches: list[Commands] = []
@@ -180,9 +182,9 @@ class _Shell:
         word = "" if _OPEN in word else word
         for patterns, body in command.branches:
             texts = [self._text(pattern) for pattern in patterns]
-            if any(_OPEN in each for each in texts):
+            if any(_OPEN in text for text in texts):
                 self._either([body], command.line, has_rest=True)
-            elif any(fnmatch.fnmatchcase(word, each) for each in texts):
+            elif any(fnmatch.fnmatchcase(word, text) for text in texts):
                 self._either([body], command.line, has_rest=False)
                 return
 
@@ -194,48 +196,50 @@ class _Shell:
             return
         if len(bodies) == 1 and not has_rest:
             before = dict(self.variables)
-            if self._guarded(bodies[0]) and not self.branch:
+            if self._follow_body(bodies[0]) and not self.branch:
                 self.assumed.append(f"line {line}: a branch that ends the script is not taken")
                 self.variables = before
             return
         before = self.variables
         branch = self.branch
         ends = [dict(before)] if has_rest else []
-        num_found = len(self.found)
+        num_readings = len(self.readings)
         self.branch = branch or f"line {line}"
         for body in bodies:
             self.variables = dict(before)
-            if not self._guarded(body):
+            if not self._follow_body(body):
                 ends.append(self.variables)
         self.branch = branch
-        self.variables = self._merged(before, ends, line)
-        if len(self.found) > num_found:
+        self.variables = self._variables_behind(before, ends, line)
+        if len(self.readings) > num_readings:
             self.assumed.append(
                 f"line {line}: which branch is taken is known only when the script runs"
             )
 
-    def _merged(
+    def _variables_behind(
         self, before: dict[str, Value], ends: Sequence[dict[str, Value]], line: int
     ) -> dict[str, Value]:
         """The variables behind several branches: those that differ are unknown."""
         if not ends:
             return before
-        merged: dict[str, Value] = {}
+        variables: dict[str, Value] = {}
         for name in dict.fromkeys(name for end in ends for name in end):
             values = [end.get(name) for end in ends]
             first = values[0]
             if all(value == first for value in values) and first is not None:
-                merged[name] = first
+                variables[name] = first
                 continue
-            shown = " or ".join(
-                dict.fromkeys(_plain(_joined(value)) if value else "nothing" for value in values)
+            listing = " or ".join(
+                dict.fromkeys(
+                    _without_marks(_array_text(value)) if value else "nothing" for value in values
+                )
             )
-            merged[name] = f"{_OPEN}${name} (line {line}: {shown}){_CLOSE}"
-        return merged
+            variables[name] = f"{_OPEN}${name} (line {line}: {listing}){_CLOSE}"
+        return variables
 
     def _loop(self, loop: Loop) -> None:
         if not loop.name:
-            assigned = sorted(set(_assigned_in(loop.body)))
+            assigned = sorted(set(_variables_set_by(loop.body)))
             if assigned:
                 self.assumed.append(
                     f"line {loop.line}: a loop is not followed, which may set {', '.join(assigned)}"
@@ -245,25 +249,27 @@ class _Shell:
         items = [item for word in loop.words for item in self._fields(word)]
         if any(_OPEN in item for item in items) or not items:
             items = [f"{_OPEN}${loop.name}{_CLOSE}"]
-        num_found = len(self.found)
+        num_readings = len(self.readings)
         for item in items:
             self.variables[loop.name] = item
-            if self._guarded(loop.body):
+            if self._follow_body(loop.body):
                 break
-        if len(items) > 1 and len(self.found) > num_found:
-            shown = " ".join(map(_plain, items))
-            self.assumed.append(f"line {loop.line}: a loop runs for each of {loop.name} = {shown}")
+        if len(items) > 1 and len(self.readings) > num_readings:
+            listing = " ".join(map(_without_marks, items))
+            self.assumed.append(
+                f"line {loop.line}: a loop runs for each of {loop.name} = {listing}"
+            )
 
     def _look_into(self, body: Commands, line: int) -> None:
         """Follow commands that may run, without what they do to variables."""
         before = dict(self.variables)
         branch = self.branch
-        num_found = len(self.found)
+        num_readings = len(self.readings)
         self.branch = branch or f"line {line}"
-        self._guarded(body)
+        self._follow_body(body)
         self.variables = before
         self.branch = branch
-        if len(self.found) > num_found:
+        if len(self.readings) > num_readings:
             self.assumed.append(f"line {line}: a loop is followed once")
 
     def _simple(self, command: Simple) -> None:
@@ -288,7 +294,7 @@ class _Shell:
         """Follow a command whose words are known."""
         if name in ("exit", "return") or (name == "exec" and len(words) == 1):
             raise _Exit
-        command_flag = _short_flag(words, "c") if name in ("bash", "sh", "zsh") else None
+        script = _script_of_shell(words)
         if name in self.functions and self.depth < MAX_DEPTH:
             self._call(self.functions[name], words[1:])
         elif name == "set":
@@ -297,20 +303,19 @@ class _Shell:
         elif name == "shift":
             self.arguments = (self.arguments or [])[1:]
         elif name == "unset":
-            for each in words[1:]:
-                self.variables.pop(each, None)
+            for word in words[1:]:
+                self.variables.pop(word, None)
         elif name in ("read", "mapfile", "readarray"):
-            self._read(words, command)
+            self._read_variables(words, command)
         elif name in ("source", "."):
-            self.assumed.append(f"line {command.line}: {_shown(words)} is not read")
+            self.assumed.append(f"line {command.line}: {_display(words)} is not read")
         elif name == "let":
-            for each in words[1:]:
-                self._assign_formula(each)
+            for word in words[1:]:
+                self._assign_formula(word)
         elif name == "eval":
             self._nested(" ".join(words[1:]), command)
-        elif command_flag:
-            script = words[command_flag + 1 : command_flag + 2]
-            self._nested("".join(script), command)
+        elif script is not None and name not in _PRINTING:
+            self._nested(script, command)
         elif name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
             self.variables[words[2]] = f"{_OPEN}${words[2]}{_CLOSE}"
         elif name in _PRINTING:
@@ -323,7 +328,7 @@ class _Shell:
         before = self.arguments
         self.arguments = arguments
         self.depth += 1
-        self._guarded(body)
+        self._follow_body(body)
         self.depth -= 1
         self.arguments = before
 
@@ -333,12 +338,12 @@ class _Shell:
             return
         self.depth += 1
         try:
-            self._guarded(parse_shell(_hidden(text), command.line))
+            self._follow_body(parse_shell(_quote_unknown(text), command.line))
         except ValueError:
-            self.unread.append(f"line {command.line}: {_plain(text)}")
+            self.unread.append(f"line {command.line}: {_without_marks(text)}")
         self.depth -= 1
 
-    def _read(self, words: list[str], command: Simple) -> None:
+    def _read_variables(self, words: list[str], command: Simple) -> None:
         """`read NAME`, which takes a here-document where there is one."""
         names = [word for word in words[1:] if re.fullmatch(_NAME, word)]
         takes_all = any(word in ("-d", "-rd", "-d ") for word in words)
@@ -350,24 +355,27 @@ class _Shell:
     def _program(self, words: list[str], command: Simple) -> None:
         """A command that may be a trainer."""
         if _STRAY.fullmatch(words[0]):
-            self.unread.append(
-                f"line {command.line}: {_plain(words[0])} stands outside of a command"
-            )
+            # a line ended too early: `\ # comment`; the shell takes the rest for a command
+            self.unread += [
+                f"line {command.line}: {_without_marks(word)} stands outside of a command"
+                for word in words
+                if _STRAY.fullmatch(word)
+            ]
             return
         start = _program_end(words)
-        reading = Reading(command=_shown(words[:start]), line=command.line)
+        reading = Reading(command=_display(words[:start]), line=command.line)
         reading.num_processes = _num_processes(words[:start])
         _read_arguments(words[start:], reading)
         for word in command.heredocs:
             reading.unread.append(
-                f"line {command.line}: a here-document, {_shown([self._text(word)])}"
+                f"line {command.line}: a here-document, {_display([self._text(word)])}"
             )
         if reading.options or reading.unread:
             if self.branch:
                 reading.assumed.append(
                     f"line {command.line}: the command stands in a branch ({self.branch})"
                 )
-            self.found.append(reading)
+            self.readings.append(reading)
 
     # --- conditions
 
@@ -397,15 +405,15 @@ class _Shell:
                 if texts[0] == "false":
                     return False
                 if texts[0] == "[" and texts[-1] == "]":
-                    return _compared(texts[1:-1])
-                return _compared(texts[1:]) if texts[0] == "test" else None
+                    return _verdict_of_test(texts[1:-1])
+                return _verdict_of_test(texts[1:]) if texts[0] == "test" else None
             case Test(words=words) if words:
                 return self._double_bracket([self._condition_text(word) for word in words])
             case Test(formula=formula):
-                found = self._computed(formula)
-                return None if _OPEN in found else found != "0"
-            case Group(body=(Simple(words=[(Part(text="!"),)]), other)):
-                inner = self._truth((other,))
+                number = self._arithmetic(formula)
+                return None if _OPEN in number else number != "0"
+            case Group(body=(Simple(words=[(Part(text="!"),)]), command)):
+                inner = self._truth((command,))
                 return None if inner is None else not inner
             case Chain(first=first, then=then, is_and=is_and):
                 left = self._truth(first)
@@ -423,7 +431,7 @@ class _Shell:
                 if decides in (left, right):
                     return decides
                 return None if None in (left, right) else not decides
-        return _compared(words)
+        return _verdict_of_test(words)
 
     def _condition_text(self, word: Word) -> str:
         """The text of a word in a condition, in which a variable that nobody set is empty, as it is
@@ -434,11 +442,11 @@ class _Shell:
 
     def _is_unset(self, word: Word) -> bool:
         """Whether a word is one variable that the script does not set."""
-        named = [part for part in word if part.text]
+        parts = [part for part in word if part.text]
         return (
-            len(named) == 1
-            and named[0].kind == "variable"
-            and self._value_of(named[0].text, asked=True) is None
+            len(parts) == 1
+            and parts[0].kind == "variable"
+            and self._value_of(parts[0].text, checks_existence=True) is None
         )
 
     # --- variables
@@ -447,11 +455,11 @@ class _Shell:
         name = assignment.name
         before = self.variables.get(assignment.name)
         if assignment.is_array:
-            given = [text for word in assignment.value for text in self._fields(word)]  # type: ignore[arg-type]
+            texts = [text for word in assignment.value for text in self._fields(word)]  # type: ignore[arg-type]
             items = dict(before) if assignment.is_added and isinstance(before, dict) else {}
             if assignment.is_added and isinstance(before, str) and before:
                 items = {"0": before}
-            for text in given:
+            for text in texts:
                 key = re.match(r"\[([^\]]+)\]=", text)
                 index = str(len(items)) if key is None else key[1].strip("'\"")
                 items[index] = text if key is None else text[key.end() :]
@@ -464,7 +472,7 @@ class _Shell:
             items[index] = f"{items.get(index, '')}{value}" if assignment.is_added else value
             self.variables[name] = items
         elif assignment.is_added:
-            start = _joined(before) if before is not None else ""
+            start = _array_text(before) if before is not None else ""
             self.variables[name] = f"{start}{value}"[:MAX_TEXT]
         else:
             self.variables[name] = value
@@ -480,16 +488,16 @@ class _Shell:
         if whole in ("++", "--"):
             sign = whole[0]
             formula = "1"
-        self.variables[name] = self._computed(f"{name} {sign} ({formula})" if sign else formula)
+        self.variables[name] = self._arithmetic(f"{name} {sign} ({formula})" if sign else formula)
 
-    def _value_of(self, source: str, *, asked: bool = False) -> list[str] | None:
+    def _value_of(self, source: str, *, checks_existence: bool = False) -> list[str] | None:
         """The texts of a variable by what stands in its braces; None: nobody set it.
 
-        `asked` only asks for that.
+        `checks_existence` only asks for that.
         """
         match = re.fullmatch(rf"({_NAME}|[0-9@*#?$!-])(?:\[([^\]]*)\])?", source)
         if match is None:
-            variable = re.match(_NAME, source) if asked else None
+            variable = re.match(_NAME, source) if checks_existence else None
             is_unset = variable is not None and variable[0] not in self.variables
             return None if is_unset else [""]
         name, index = match.groups()
@@ -498,9 +506,9 @@ class _Shell:
         if name == "#":
             return None if self.arguments is None else [str(len(self.arguments))]
         if name.isdigit():
-            given = self.arguments if self.arguments is not None else []
-            is_given = 0 < int(name) <= len(given)
-            return [given[int(name) - 1]] if is_given else None
+            arguments = self.arguments if self.arguments is not None else []
+            is_there = 0 < int(name) <= len(arguments)
+            return [arguments[int(name) - 1]] if is_there else None
         value = self.variables.get(name)
         if value is None:
             return None
@@ -508,29 +516,35 @@ class _Shell:
             return [value]
         if index in ("@", "*"):
             return [*value.values()]
-        found = value.get(self._index(index or "0", value))
-        return None if found is None else [found]
+        item = value.get(self._index(index or "0", value))
+        return None if item is None else [item]
 
     def _index(self, text: str, array: dict[str, str]) -> str:
-        expanded = self._text(parts_of(text)).strip("'\"")
-        if expanded in array:
-            return expanded
-        found = self._computed(expanded)
-        return str(len(array) + int(found)) if _is_integer(found) and int(found) < 0 else found
+        """The key of an array's item: a name, or a number that counts from the end if it is below 0."""
+        key = self._text(parts_of(text)).strip("'\"")
+        if key in array:
+            return key
+        position = self._arithmetic(key)
+        if _is_integer(position) and int(position) < 0:
+            return str(len(array) + int(position))
+        return position
 
     # --- words
 
     def _text(self, word: Word) -> str:
         """The text of a word that is not split."""
-        texts: list[str] = []
-        for i, part in enumerate(word):
-            found = " ".join(self._expanded(part))
-            is_home = (
-                i == 0 and part.kind == "text" and not part.is_quoted and found.startswith("~/")
-            )
-            home = self.variables.get("HOME")
-            texts.append(f"{home}{found[1:]}" if is_home and isinstance(home, str) else found)
+        texts = [" ".join(self._expansion(part)) for part in self._with_home(word)]
         return "".join(texts)[:MAX_TEXT]
+
+    def _with_home(self, word: Word) -> Word:
+        """Replace a `~/` at the begin of a word by the home directory."""
+        home = self.variables.get("HOME")
+        first = word[0] if word else None
+        if first is None or first.kind != "text" or first.is_quoted or not isinstance(home, str):
+            return word
+        if not first.text.startswith("~/"):
+            return word
+        return (Part("text", f"{home}{first.text[1:]}"), *word[1:])
 
     def _fields(self, word: Word) -> list[str]:
         """The words that a word becomes: what is not quoted is split at spaces, an array gives a
@@ -538,18 +552,18 @@ class _Shell:
         """
         fields: list[str] = []
         is_open = False
-        for part in word:
-            texts = self._expanded(part)
+        for part in self._with_home(word):
+            texts = self._expansion(part)
             if part.kind == "text":
                 texts = ["".join(texts)]
             elif part.is_quoted and not _is_list(part.text):
                 texts = [" ".join(texts)]
             elif not part.is_quoted:
-                joined = " ".join(texts)
-                if is_open and joined[:1].isspace():
+                text = " ".join(texts)
+                if is_open and text[:1].isspace():
                     is_open = False
-                ends_open = not joined[-1:].isspace()
-                texts = _split(joined)
+                ends_open = not text[-1:].isspace()
+                texts = _split_fields(text)
                 if not texts:
                     continue
                 self._append(fields, texts, is_open=is_open)
@@ -568,192 +582,235 @@ class _Shell:
             texts = texts[1:]
         fields += texts
 
-    def _expanded(self, part: Part) -> list[str]:
+    def _expansion(self, part: Part) -> list[str]:
         """The texts of a part; what is not known stands between two marks."""
         if part.kind == "text":
             return [part.text]
         if part.kind == "arithmetic":
-            return [self._computed(part.text)]
+            return [self._arithmetic(part.text)]
         if part.kind == "command":
-            return self._substituted(part.text)
+            return self._output_of(part.text)
         return self._variable(part.text)
 
-    def _substituted(self, text: str) -> list[str]:
+    def _output_of(self, text: str) -> list[str]:
         """`$(text)`: a comment gives nothing, `echo` its words; anything else is not run."""
-        unknown = [f"{_OPEN}$({' '.join(text.split())}){_CLOSE}"]
+        command_text = [f"{_OPEN}$({' '.join(text.split())}){_CLOSE}"]
         try:
             commands = parse_shell(text)
         except ValueError:
-            return unknown
+            return command_text
         if not commands:
             return []
         if len(commands) > 1 or not isinstance(commands[0], Simple) or commands[0].assignments:
-            return unknown
+            return command_text
         words = [
-            each
+            text_of_word
             for word in commands[0].words
             if isinstance(word, tuple)
-            for each in self._fields(word)
+            for text_of_word in self._fields(word)
         ]
         if words == ["cat"] and len(commands[0].heredocs) == 1:
             return [self._text(commands[0].heredocs[0]).rstrip("\n")]
         if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:]):
             return [" ".join(words[1:])]
-        return unknown
+        if any(_OPEN in word for word in words):
+            return command_text
+        match words:
+            case ["expr", _, *_] if all(re.fullmatch(r"\d+|[-+*/%()]", word) for word in words[1:]):
+                number = self._arithmetic(" ".join(words[1:]))
+                return [number] if _is_integer(number) else command_text
+            case ["basename", path]:
+                return [path.rstrip("/").rpartition("/")[2]]
+            case ["basename", path, ending]:
+                return [path.rstrip("/").rpartition("/")[2].removesuffix(ending)]
+            case ["dirname", path]:
+                return [PurePosixPath(path).parent.as_posix()]
+        return command_text
 
     def _variable(self, source: str) -> list[str]:
         is_name = re.fullmatch(r"\w+|[@*#?!$-]", source) is not None
-        shown = [f"{_OPEN}${source}{_CLOSE}" if is_name else f"{_OPEN}${{{source}}}{_CLOSE}"]
+        source_text = [f"{_OPEN}${source}{_CLOSE}" if is_name else f"{_OPEN}${{{source}}}{_CLOSE}"]
         if source.startswith("#") and len(source) > 1:
             values = self._value_of(source[1:])
             if values is None:
-                return shown
+                return source_text
             return [str(len(values) if source.endswith(("[@]", "[*]")) else len(values[0]))]
         if source.startswith("!"):
             name = self._value_of(source[1:])
             return (
-                shown
+                source_text
                 if name is None or not re.fullmatch(_NAME, name[0])
                 else self._variable(name[0])
             )
         match = re.match(rf"({_NAME}|[0-9@*#?$!-])(?:\[[^\]]*\])?", source)
         if match is None:
-            return shown
+            return source_text
         values = self._value_of(match[0])
         rest = source[match.end() :]
         if not rest:
-            return shown if values is None else values
-        return self._operated(match[0], values, rest, shown)
+            return source_text if values is None else values
+        return self._braces(match[0], values, rest, source_text)
 
-    def _operated(  # noqa: C901, PLR0911, PLR0912 (a case for each operator)
-        self, name: str, values: list[str] | None, rest: str, shown: list[str]
+    def _braces(
+        self, name: str, values: list[str] | None, rest: str, source_text: list[str]
     ) -> list[str]:
-        """`${name:-word}` and the other operators of braces."""
-        is_known = values is not None and _OPEN not in "".join(values)
+        """The texts of `${name:-word}` and of the other operators of braces.
+
+        Args:
+            name: the variable, with the index of an array.
+            values: its texts; None: nobody set it.
+            rest: what stands behind the name.
+            source_text: the whole in marks, for a value that is not known.
+        """
         if match := re.match(r":?[-=+?]", rest):
-            sign = match[0]
             word = rest[match.end() :]
-            is_missing = values is None or (sign[0] == ":" and not "".join(values))
-            if sign[-1] == "+":
-                return [] if is_missing else [self._text(parse_word(word))]
-            if not is_missing:
-                return values or [""]
-            if sign[-1] == "?":
-                return shown
-            parsed = parse_word(word)
-            default = self._text(parsed)
-            if sign[-1] == "=":
-                self.variables[name] = default
-            whole = [part for part in parsed if part.text]
-            if len(whole) == 1 and whole[0].kind == "variable":
-                return self._variable(whole[0].text)
-            return [default]
-        if not is_known or values is None:
-            return shown
+            return self._with_default(name, values, match[0], word, source_text)
+        if values is None or _OPEN in "".join(values):
+            return source_text
         if match := re.match(r"##?|%%?", rest):
             pattern = self._text(parse_word(rest[match.end() :]))
-            return (
-                shown if _OPEN in pattern else [_cut(value, match[0], pattern) for value in values]
-            )
+            if _OPEN in pattern:
+                return source_text
+            return [_without_match(value, match[0], pattern) for value in values]
         if rest.startswith("/"):
             is_all = rest.startswith("//")
-            pattern, _, other = rest.lstrip("/").partition("/")
+            pattern, _, replacement = rest.lstrip("/").partition("/")
             regex = _regex(self._text(parse_word(pattern)))
-            new = self._text(parse_word(other))
+            new = self._text(parse_word(replacement))
             return [
                 re.sub(regex, lambda _: new, value, count=0 if is_all else 1) for value in values
             ]
         if rest in ("^^", ",,", "^", ","):
             change = str.upper if rest[0] == "^" else str.lower
-            return [
-                change(value) if len(rest) == 2 else change(value[:1]) + value[1:]
-                for value in values
-            ]
+            if len(rest) == 2:
+                return [change(value) for value in values]
+            return [change(value[:1]) + value[1:] for value in values]
         if match := re.fullmatch(r":\s*(\(?\s*-?[^:]+?\)?)(?::(.+))?", rest, flags=re.DOTALL):
-            start = self._computed(match[1])
-            length = self._computed(match[2] or "0")
+            start = self._arithmetic(match[1])
+            length = self._arithmetic(match[2] or "0")
             if not _is_integer(start) or not _is_integer(length):
-                return shown
+                return source_text
             stop = None if match[2] is None else int(length)
             if name.endswith(("[@]", "[*]", "@", "*")):
+                # the arguments of a script are counted from 1, the items of an array from 0
                 first = int(start) - (name in ("@", "*") and int(start) > 0)
                 return values[first:] if stop is None else values[first : first + stop]
             text = values[0][int(start) :]
             return [text[:stop]]
-        return shown
+        return source_text
 
-    def _computed(self, text: str) -> str:
+    def _with_default(
+        self, name: str, values: list[str] | None, sign: str, word: str, source_text: list[str]
+    ) -> list[str]:
+        """The texts of `${name:-word}`, and with `=`, `+` and `?` in place of `-`.
+
+        Args:
+            name: the variable, with the index of an array.
+            values: its texts; None: nobody set it.
+            sign: the operator; with a colon an empty variable counts as one that is not set.
+            word: what stands behind the operator.
+            source_text: the whole in marks, for a value that is not known.
+        """
+        is_absent = values is None or (sign[0] == ":" and not "".join(values))
+        if sign[-1] == "+":
+            return [] if is_absent else [self._text(parse_word(word))]
+        if not is_absent:
+            return values or [""]
+        if sign[-1] == "?":
+            return source_text
+        default_word = parse_word(word)
+        default = self._text(default_word)
+        if sign[-1] == "=":
+            self.variables[name] = default
+        parts = [part for part in default_word if part.text]
+        if len(parts) == 1 and parts[0].kind == "variable":
+            # an array stays several words
+            return self._variable(parts[0].text)
+        return [default]
+
+    def _arithmetic(self, text: str) -> str:
         """The value of arithmetic, or its text between marks."""
         source = self._text(parts_of(text))
         names: dict[str, Any] = {}
         for name in set(re.findall(_NAME, source)):
             value = self.variables.get(name)
-            if isinstance(value, str) and _is_integer(value):
+            if not isinstance(value, str) or value == name:
+                continue
+            if _is_integer(value):
                 names[name] = int(value)
-            elif (
-                isinstance(value, str) and re.fullmatch(r"[\w\s()*/%+-]+", value) and value != name
-            ):
-                inner = self._computed(value) if self.depth < MAX_DEPTH else ""
-                names |= {name: int(inner)} if _is_integer(inner) else {}
+            elif re.fullmatch(r"[\w\s()*/%+-]+", value):
+                # the shell computes the text of a variable too
+                inner = self._arithmetic(value) if self.depth < MAX_DEPTH else ""
+                if _is_integer(inner):
+                    names[name] = int(inner)
         try:
             if _OPEN in source:
                 raise ValueError(source)
-            found = compute(_as_python(source), names)
-            return str(int(found))
+            number = compute(_as_python(source), names)
+            return str(int(number))
         except (ValueError, TypeError, ArithmeticError):
-            return f"{_OPEN}$(({' '.join(_plain(source).split())})){_CLOSE}"
+            return f"{_OPEN}$(({' '.join(_without_marks(source).split())})){_CLOSE}"
 
 
 def _as_python(text: str) -> str:
     """A formula of the shell as one of Python: integer division, `a ? b : c`, `&&`, `||`, `!`."""
     if match := re.fullmatch(r"([^?]+)\?([^?:]+):(.+)", text, flags=re.DOTALL):
-        condition, first, second = (_as_python(each) for each in match.groups())
+        condition, first, second = (_as_python(formula) for formula in match.groups())
         return f"(({first}) if ({condition}) else ({second}))"
     text = text.replace("&&", " and ").replace("||", " or ").replace("/", "//")
     return " ".join(re.sub(r"!(?!=)", " not ", text).split())
 
 
-def _read_arguments(words: Sequence[str], reading: Reading) -> None:  # noqa: PLR0912 (a case for each form)
+def _read_arguments(words: Sequence[str], reading: Reading) -> None:
     """Sort the words behind a program into options and what is not read."""
     i = 0
     while i < len(words):
         word = words[i]
         i += 1
+        text = _without_marks(word)
         if match := _FLAG.fullmatch(word):
             name, value = match.groups()
-            given: list[str] = [] if value is None else [value]
-            while (
-                value is None
-                and i < len(words)
-                and not words[i].startswith("--")
-                and not _is_open_word(words[i])
-            ):
-                if _OPTION.fullmatch(words[i]) and "." in words[i].partition("=")[0]:
-                    break
-                given.append(words[i])
+            texts: list[str] = [] if value is None else [value]
+            while value is None and i < len(words) and _may_be_value(words[i]):
+                texts.append(words[i])
                 i += 1
             if _OPEN in name:
-                reading.unread.append(f"line {reading.line}: {_plain(word)}")
+                reading.unread.append(f"line {reading.line}: {text}")
             else:
-                typed = [_typed(each) for each in given]
-                unknown = next((each for each in typed if isinstance(each, Unknown)), None)
-                reading.options[name] = typed[0] if len(typed) == 1 else unknown or typed or True
+                reading.options[name] = _flag_value(texts)
         elif match := _OPTION.fullmatch(word):
             name, value = match.groups()
             if word.startswith("~"):
-                reading.unread.append(f"line {reading.line}: {_plain(word)} removes an option")
+                reading.unread.append(f"line {reading.line}: {text} removes an option")
             elif _OPEN in name:
-                reading.unread.append(f"line {reading.line}: {_plain(word)}")
+                reading.unread.append(f"line {reading.line}: {text}")
             else:
-                reading.options[name] = _typed(value)
+                reading.options[name] = _hydra_value(value)
         elif _is_open_word(word) and re.fullmatch(rf"{_OPEN}\$\{{?[@*0-9]\}}?{_CLOSE}", word):
             reading.assumed.append(
-                f"line {reading.line}: {_plain(word)}, the script's arguments, is taken as empty"
+                f"line {reading.line}: {text}, the script's arguments, is taken as empty"
             )
         elif _OPEN in word or "=" in word or _FILE.fullmatch(word) or word.startswith(("~", "+")):
-            reading.unread.append(f"line {reading.line}: {_plain(word)}")
+            reading.unread.append(f"line {reading.line}: {text}")
         elif word.strip():
-            reading.assumed.append(f"line {reading.line}: {_plain(word)} is no option")
+            reading.assumed.append(f"line {reading.line}: {text} is no option")
+
+
+def _may_be_value(word: str) -> bool:
+    """Whether a word behind a flag may be its value: no flag, no option of Hydra, and one word."""
+    if word.startswith("--") or _is_open_word(word):
+        return False
+    is_option = _OPTION.fullmatch(word) is not None
+    return not is_option or "." not in word.partition("=")[0]
+
+
+def _flag_value(texts: Sequence[str]) -> Any:
+    """The value of a flag: that of its only word, a list, or True if no word stands behind it."""
+    values = [_hydra_value(text) for text in texts]
+    if len(values) == 1:
+        return values[0]
+    unknown = next((value for value in values if isinstance(value, Unknown)), None)
+    return unknown or values or True
 
 
 def _is_open_word(word: str) -> bool:
@@ -780,35 +837,37 @@ def _num_processes(words: Sequence[str]) -> int | None:
     for i, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _COUNTS:
-            given = value if equals else "".join(words[i + 1 : i + 2])
-            return int(given) if given.isdigit() and int(given) > 0 else None
+            count = value if equals else "".join(words[i + 1 : i + 2])
+            return int(count) if count.isdigit() and int(count) > 0 else None
     return None
 
 
-def _assigned_in(commands: Commands) -> list[str]:
+def _variables_set_by(commands: Commands) -> list[str]:
     """The names of the variables that commands set."""
-    found: list[str] = []
+    names: list[str] = []
     for command in commands:
         match command:
             case Simple(assignments=assignments, words=words):
-                found += [
-                    each.name for each in (*assignments, *words) if isinstance(each, Assignment)
+                names += [
+                    assignment.name
+                    for assignment in (*assignments, *words)
+                    if isinstance(assignment, Assignment)
                 ]
             case Group(body=body) | Loop(body=body):
-                found += _assigned_in(body)
+                names += _variables_set_by(body)
             case Branches(branches=branches):
-                found += [name for _, body in branches for name in _assigned_in(body)]
+                names += [name for _, body in branches for name in _variables_set_by(body)]
             case Cases(branches=cases):
-                found += [name for _, body in cases for name in _assigned_in(body)]
+                names += [name for _, body in cases for name in _variables_set_by(body)]
             case Chain(first=first, then=then):
-                found += _assigned_in((*first, *then))
-    return found
+                names += _variables_set_by((*first, *then))
+    return names
 
 
-def _compared(words: Sequence[str]) -> bool | None:
+def _verdict_of_test(words: Sequence[str]) -> bool | None:
     """The verdict of `test`; None: it is known only when the script runs."""
     if words[:1] == ["!"]:
-        inner = _compared(words[1:])
+        inner = _verdict_of_test(words[1:])
         return None if inner is None else not inner
     if any(_OPEN in word for word in words):
         return None
@@ -839,11 +898,17 @@ def _compared(words: Sequence[str]) -> bool | None:
 _NUMERIC = {"-eq": (0,), "-ne": (-1, 1), "-lt": (-1,), "-le": (-1, 0), "-gt": (1,), "-ge": (0, 1)}
 
 
-def _short_flag(words: Sequence[str], letter: str) -> int | None:
-    """The position of the words' flag with a letter, as `-lc`."""
-    return next(
-        (i for i, word in enumerate(words) if re.fullmatch(rf"-[a-z]*{letter}", word)), None
-    )
+def _script_of_shell(words: Sequence[str]) -> str | None:
+    """The commands of `bash -lc COMMANDS`, also behind a launcher: `srun bash -c COMMANDS`."""
+    for i, word in enumerate(words):
+        if word.rpartition("/")[2] not in _SHELLS:
+            continue
+        for flag, script in zip(words[i + 1 :], words[i + 2 :], strict=False):
+            if re.fullmatch(r"-[a-z]*c", flag):
+                return script
+            if not flag.startswith("-"):
+                break
+    return None
 
 
 def _is_list(source: str) -> bool:
@@ -856,16 +921,16 @@ def _is_integer(text: str) -> bool:
 
 def _regex(pattern: str, *, is_short: bool = False) -> str:
     """A pattern of the shell as a regular expression."""
-    found = ""
+    regex = ""
     for sign in pattern:
         if sign == "*":
-            found += ".*?" if is_short else ".*"
+            regex += ".*?" if is_short else ".*"
         else:
-            found += "." if sign == "?" else re.escape(sign)
-    return found
+            regex += "." if sign == "?" else re.escape(sign)
+    return regex
 
 
-def _cut(value: str, sign: str, pattern: str) -> str:
+def _without_match(value: str, sign: str, pattern: str) -> str:
     """`${value#pattern}`, `##`, `%` and `%%`."""
     lengths = range(len(value) + 1) if len(sign) == 1 else range(len(value), -1, -1)
     for length in lengths:
@@ -875,42 +940,42 @@ def _cut(value: str, sign: str, pattern: str) -> str:
     return value
 
 
-def _split(text: str) -> list[str]:
+def _split_fields(text: str) -> list[str]:
     """Split at spaces outside of what is not known."""
-    hidden = re.sub(
+    without_spaces = re.sub(
         rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", lambda match: re.sub(r"\s", "\ue002", match[0]), text
     )
-    return [each.replace("\ue002", " ") for each in hidden.split()]
+    return [piece.replace("\ue002", " ") for piece in without_spaces.split()]
 
 
-def _joined(value: Value | None) -> str:
+def _array_text(value: Value | None) -> str:
     return value if isinstance(value, str) else " ".join((value or {}).values())
 
 
-def _plain(text: str) -> str:
+def _without_marks(text: str) -> str:
     """A text for people, without marks."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
-def _hidden(text: str) -> str:
+def _quote_unknown(text: str) -> str:
     """A text with unknown pieces, quoted so that it can be parsed once more."""
     return re.sub(rf"{_OPEN}([^{_CLOSE}]*){_CLOSE}", lambda match: match[0].replace("$", ""), text)
 
 
-def _shown(words: Sequence[str]) -> str:
-    text = " ".join(" ".join(map(_plain, words)).split())
+def _display(words: Sequence[str]) -> str:
+    text = " ".join(" ".join(map(_without_marks, words)).split())
     return f"`{text if len(text) < 100 else f'{text[:97]}...'}`"
 
 
-def _typed(text: str) -> Any:
+def _hydra_value(text: str) -> Any:
     """The value of an option in Hydra's grammar, which is nearly that of YAML."""
     if _OPEN in text:
-        return Unknown(_plain(text))
+        return Unknown(_without_marks(text))
     if re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
         return float(text)
-    if text.startswith("{"):
-        text = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text)
+    # YAML has a space behind the colon of a mapping, Hydra need not have one
+    spaced = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text) if text[:1] == "{" else text
     try:
-        return yaml.safe_load(text)
+        return yaml.safe_load(spaced)
     except yaml.YAMLError:
         return text

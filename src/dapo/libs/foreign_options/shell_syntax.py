@@ -154,7 +154,7 @@ class ShellParser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ValueError(f"line {self.line}: commands are nested deeper than {MAX_DEPTH}")
-        found: list[Command] = []
+        commands: list[Command] = []
         while True:
             self._skip_blank(newlines=True)
             if self.position >= len(self.text):
@@ -168,9 +168,9 @@ class ShellParser:
             command = self._and_or()
             if command is None:
                 break
-            found.append(command)
+            commands.append(command)
         self.depth -= 1
-        return tuple(found)
+        return tuple(commands)
 
     def _and_or(self) -> Command | None:
         left = self._pipeline()
@@ -190,25 +190,25 @@ class ShellParser:
 
     def _pipeline(self) -> Command | None:
         line = self.line
-        found: list[Command] = []
+        commands: list[Command] = []
         while True:
-            self._skip_blank(newlines=bool(found))
+            self._skip_blank(newlines=bool(commands))
             while self._keyword() in ("!", "time"):
                 self._take_keyword()
                 self._skip_blank()
                 # of `! command` nobody knows here whether it succeeds
-                found.append(Simple(line, words=[(Part("text", "!"),)]))
+                commands.append(Simple(line, words=[(Part("text", "!"),)]))
             command = self._command()
             if command is None:
                 break
-            found.append(command)
+            commands.append(command)
             self._skip_blank()
             if self._operator() not in ("|", "|&"):
                 break
             self.position += len(self._operator())
-        if len(found) < 2:
-            return found[0] if found else None
-        return Group(line, tuple(found), is_subshell=False)
+        if len(commands) < 2:
+            return commands[0] if commands else None
+        return Group(line, tuple(commands), is_subshell=False)
 
     def _command(self) -> Command | None:
         line = self.line
@@ -360,8 +360,8 @@ class ShellParser:
 
     def _with_redirections(self, command: Command) -> Command:
         """A compound command; the words of its redirections say nothing about options."""
-        rest = Simple(self.line)
-        while self._redirection(rest):
+        redirections = Simple(self.line)
+        while self._redirection(redirections):
             pass
         return command
 
@@ -430,7 +430,7 @@ class ShellParser:
         start = self.position
         word = self._word()
         if sign in ("<<", "<<-"):
-            is_literal = any(each in self.text[start : self.position] for each in "'\"\\")
+            is_literal = any(quote in self.text[start : self.position] for quote in "'\"\\")
             end = "".join(part.text for part in word or ())
             self.open_heredocs.append((end, is_literal, sign == "<<-", command))
         elif sign == "<<<":
@@ -444,12 +444,12 @@ class ShellParser:
             while self.position < len(self.text):
                 stop = self.text.find("\n", self.position)
                 stop = len(self.text) if stop < 0 else stop
-                one = self.text[self.position : stop]
+                content = self.text[self.position : stop]
                 self.position = min(stop + 1, len(self.text))
-                if (one.lstrip("\t") if strips_tabs else one) == end:
+                if (content.lstrip("\t") if strips_tabs else content) == end:
                     break
-                lines.append(one.lstrip("\t") if strips_tabs else one)
-            text = "".join(f"{one}\n" for one in lines)
+                lines.append(content.lstrip("\t") if strips_tabs else content)
+            text = "".join(f"{content}\n" for content in lines)
             word = (Part("text", text, is_quoted=True),)
             command.heredocs.append(word if is_literal else parts_of(text))
         self.open_heredocs = []

@@ -58,7 +58,7 @@ class Counterpart:
         )
 
 
-def translated(
+def translate_value(
     rows: Sequence[Counterpart], value: Any, names: Mapping[str, Any]
 ) -> tuple[Counterpart | None, dict[str, Any]]:
     """The row of an option that holds for a value, and the values of our options that it gives;
@@ -72,21 +72,21 @@ def translated(
     if row is None or (not row.formula and (value is None or row.converted)):
         return row, {}
     pairs = (option.partition("=") for option in row.ours if "=" in option)
-    stated = {
+    constants = {
         option: text if text in ("on", "off") else yaml.safe_load(text) for option, _, text in pairs
     }
     if row.keeps_value:
         return row, {row.ours[0]: value}
     if not row.formula:
-        return row, stated
+        return row, constants
     try:
-        found = compute(row.formula, names)
+        result = compute(row.formula, names)
     except (TypeError, ValueError, ArithmeticError):
         return row, {}  # one of the options in it is not set, or no number
-    values = found if len(row.ours) > 1 else [found]
+    values = result if len(row.ours) > 1 else [result]
     options = [option.partition("=")[0] for option in row.ours]
     return row, {
-        option: each for option, each in zip(options, values, strict=True) if each is not None
+        option: item for option, item in zip(options, values, strict=True) if item is not None
     }
 
 
@@ -130,19 +130,19 @@ class Translation:
         by_default = f"the default of {self.title}"
         if self.unread:
             by_default = f"{self.title}'s own value, unless what is not read above sets it"
-        shown: tuple[str, ...] = ()
-        for option in sorted(self.ours, key=lambda each: positions.get(each, 0)):
+        current_sections: tuple[str, ...] = ()
+        for option in sorted(self.ours, key=lambda option: positions.get(option, 0)):
             value, origin = self.ours[option]
             *sections, leaf = option.split(".")
             for depth, section in enumerate(sections):
-                if shown[: depth + 1] != (*sections[: depth + 1],):
+                if current_sections[: depth + 1] != (*sections[: depth + 1],):
                     lines.append(f"{'  ' * depth}{section}:")
-            shown = (*sections,)
-            written = yaml.safe_dump(
+            current_sections = (*sections,)
+            literal = yaml.safe_dump(
                 escape(value), default_flow_style=True, width=10**6
             ).removesuffix("...\n")
             lines.append(
-                f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or by_default}"
+                f"{'  ' * len(sections)}{leaf}: {literal.strip()}  # {origin or by_default}"
             )
         for reason, options in self.left_out.items():
             lines += ["", f"# {reason}:", *(f"#   {option}" for option in options)]
@@ -194,58 +194,58 @@ class Table:
         """
         exact = [row for row in self.rows if row.name == name]
         prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
-        found = (
+        rows = (
             exact
             or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
         )
-        is_section = not found and any(row.name.startswith(f"{name}.") for row in self.rows)
+        is_section = not rows and any(row.name.startswith(f"{name}.") for row in self.rows)
         return (
-            [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else found
+            [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else rows
         )
 
-    def folded(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def fold_mappings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with those mappings whole that were typed key by key:
         `chat_template_kwargs.enable_thinking`.
         """
         mappings = {row.name for row in self.rows if row.name.endswith("kwargs")}
-        found: dict[str, Any] = {}
-        for name, value in given.items():
-            whole = next((each for each in mappings if name.startswith(f"{each}.")), None)
+        folded_options: dict[str, Any] = {}
+        for name, value in options.items():
+            whole = next((mapping for mapping in mappings if name.startswith(f"{mapping}.")), None)
             if whole is None or any(row.name == name for row in self.rows):
-                found[name] = value
+                folded_options[name] = value
                 continue
-            inner = found.get(whole)
+            inner = folded_options.get(whole)
             inner = inner if isinstance(inner, dict) else {}
-            found[whole] = (
+            folded_options[whole] = (
                 value
                 if isinstance(value, Unknown)
                 else {**inner, name.removeprefix(f"{whole}."): value}
             )
-        return found
+        return folded_options
 
     def translate(
-        self, given: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+        self, options: Mapping[str, Any], facts: Mapping[str, Any] | None = None
     ) -> Translation:
         """Translate options of another system; those that are not set have its defaults.
 
         `facts` are names for formulas that are no options, such as the number of processes.
         """
-        found = Translation(
+        translation = Translation(
             self.title, {option: (value, "") for option, value in self.defaults_here.items()}
         )
-        known = {**self.defaults, **given, **(facts or {})}
-        names = {name: value for name, value in known.items() if not isinstance(value, Unknown)}
-        unset = {
+        values = {**self.defaults, **options, **(facts or {})}
+        names = {name: value for name, value in values.items() if not isinstance(value, Unknown)}
+        defaults = {
             name: value_of(name, names)
-            for name in self._unset(given)
+            for name in self._defaults_in_force(options)
             if self._has_value(name, names)
         }
-        for name, value in {**unset, **given}.items():
-            self._translate_one(name, value, given, names, found)
-        return found
+        for name, value in {**defaults, **options}.items():
+            self._translate_one(name, value, options, names, translation)
+        return translation
 
-    def _unset(self, given: Mapping[str, Any]) -> list[str]:
-        return [name for name in self.defaults if name not in given and self.rows_of(name)]
+    def _defaults_in_force(self, options: Mapping[str, Any]) -> list[str]:
+        return [name for name in self.defaults if name not in options and self.rows_of(name)]
 
     def _has_value(self, name: str, names: Mapping[str, Any]) -> bool:
         """Whether a default is known: that of a formula is not if one of its options is not."""
@@ -259,56 +259,60 @@ class Table:
         self,
         name: str,
         value: Any,
-        given: Mapping[str, Any],
+        options_of_script: Mapping[str, Any],
         names: Mapping[str, Any],
-        found: Translation,
+        translation: Translation,
     ) -> None:
-        """Add an option of theirs to what is found."""
+        """Add an option of the other system to a translation."""
         rows = self.rows_of(name)
-        shown = f"{name}={_one_line(value)}"
+        assignment = f"{name}={_one_line(value)}"
         if not rows:
-            if name in given:
+            if name in options_of_script:
                 reason = f"{self.title} may have these options; the table does not"
-                found.left_out.setdefault(reason, []).append(shown)
+                translation.left_out.setdefault(reason, []).append(assignment)
             return
-        row, ours = (rows[0], {}) if isinstance(value, Unknown) else translated(rows, value, names)
-        used = [name] if name in given else []
-        used += self._origins(row, given)
-        for option, own in ours.items():
-            before, source = found.ours.get(option, (own, ""))
+        row, ours = (
+            (rows[0], {}) if isinstance(value, Unknown) else translate_value(rows, value, names)
+        )
+        sources_here = [name] if name in options_of_script else []
+        sources_here += self._origins(row, options_of_script)
+        for option, our_value in ours.items():
+            before, source = translation.ours.get(option, (our_value, ""))
             sources = source.split(", ") if source else []
-            if before == own:
-                used = [*sources, *used]
-            elif name in given and given.keys() & {*sources}:
-                reason = f"Also {option}={_one_line(own)} by {name}, which holds"
-                found.left_out.setdefault(reason, []).append(source)
-        origin = ", ".join(dict.fromkeys(used))
-        found.ours |= {option: (own, origin) for option, own in ours.items()}
-        if name not in given or ours:
+            if before == our_value:
+                sources_here = [*sources, *sources_here]
+            elif name in options_of_script and options_of_script.keys() & {*sources}:
+                reason = f"Also {option}={_one_line(our_value)} by {name}, which holds"
+                translation.left_out.setdefault(reason, []).append(source)
+        origin = ", ".join(dict.fromkeys(sources_here))
+        translation.ours |= {option: (our_value, origin) for option, our_value in ours.items()}
+        if name not in options_of_script or ours:
             return
-        options = dict.fromkeys(option.partition("=")[0] for each in rows for option in each.ours)
+        options = dict.fromkeys(
+            option.partition("=")[0] for counterpart in rows for option in counterpart.ours
+        )
         is_algorithm = self._selects(name, value, names)
         if value is None:
-            found.left_out.setdefault("Null, as if they were not set", []).append(shown)
+            translation.left_out.setdefault("Null, as if they were not set", []).append(assignment)
         elif isinstance(value, Unknown) and (options or is_algorithm):
             person = f"Set {', '.join(options) or 'the algorithm'} yourself"
-            found.unknown.setdefault(
+            translation.unknown.setdefault(
                 f"{person}: the value is known only when the script runs", []
-            ).append(shown)
+            ).append(assignment)
         elif is_algorithm and (row is None or not row.ours):
             why = "" if row is None else f" ({row.reason})"
-            found.missing.append(f"{shown} has no counterpart{why}")
+            translation.missing.append(f"{assignment} has no counterpart{why}")
         elif row is None:
-            found.left_out.setdefault(f"{' and '.join(options)}: no such value here", []).append(
-                shown
-            )
+            translation.left_out.setdefault(
+                f"{' and '.join(options)}: no such value here", []
+            ).append(assignment)
         else:
             reason = (
                 " or ".join(options)
                 + ": " * bool(options)
                 + (row.remark or "the default").rstrip(".")
             )
-            found.left_out.setdefault(reason, []).append(shown)
+            translation.left_out.setdefault(reason, []).append(assignment)
 
     def _selects(self, name: str, value: Any, names: Mapping[str, Any]) -> bool:
         """Whether an option selects an algorithm by this value."""
@@ -320,7 +324,7 @@ class Table:
         except (ValueError, TypeError, ArithmeticError):
             return True
 
-    def _origins(self, row: Counterpart | None, given: Mapping[str, Any]) -> list[str]:
+    def _origins(self, row: Counterpart | None, options: Mapping[str, Any]) -> list[str]:
         """The options that are set and that the formula of another option uses."""
         text = row.formula if row else ""
         formulas = {
@@ -331,7 +335,7 @@ class Table:
         for _ in range(4):  # formulas of formulas
             text = re.sub(r"[\w.]+", lambda match: formulas.get(match[0], match[0]), text)
         words = set(re.findall(r"[\w.]+", text))
-        return [name for name in given if name in words]
+        return [name for name in options if name in words]
 
 
 def leaves_of(name: str, value: object) -> Iterator[tuple[str, Any]]:

@@ -63,7 +63,7 @@ def serve_store(timeout: timedelta) -> tuple[Any, Gate]:
 
 
 def connect_store(gate: Gate, timeout: timedelta) -> Any:
-    """The store behind the gate.
+    """Return the store behind the gate.
 
     Raises GateError if the gate refuses the secret or does not know it.
     """
@@ -126,13 +126,13 @@ def _forward(listener: socket.socket, connect: Callable[[socket.socket], socket.
     """Forward every accepted connection to what `connect` returns for it, in background threads."""
 
     def serve(peer: socket.socket) -> None:
-        with contextlib.suppress(OSError), peer, connect(peer) as other:
-            for end in (peer, other):
+        with contextlib.suppress(OSError), peer, connect(peer) as target:
+            for end in (peer, target):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            back = threading.Thread(target=_copy, args=(other, peer), daemon=True)
+            back = threading.Thread(target=_copy, args=(target, peer), daemon=True)
             back.start()
-            _copy(peer, other)
+            _copy(peer, target)
             back.join()
 
     def accept() -> None:
@@ -151,7 +151,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def _own_address() -> str:
-    """The address of this machine on its default route."""
+    """Return the address of this machine on its default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(UNROUTED_ADDRESS)

@@ -73,8 +73,8 @@ def difference_interval(
 
 
 def difference_variance(half: float, size: int) -> float:
-    """The variance of `size` differences with an interval of this half width; if they do not vary,
-    a bound of it.
+    """Return the variance of `size` differences with an interval of this half width; if they do not
+    vary, a bound of it.
     """
     return 0.0 if size < 2 else (size - 1) * (half / student_quantile(size - 1)) ** 2
 
@@ -101,16 +101,16 @@ def student_quantile(freedom: float) -> float:
 
 
 def student_p_value(t: float, freedom: float) -> float:
-    """The two-sided p-value of a mean that is `t` standard errors from the tested bound.
+    """Return the two-sided p-value of a mean that is `t` standard errors from the tested bound.
 
     It is the incomplete beta function at freedom / (freedom + t^2) with a = freedom / 2 and b =
     1/2.
     """
     freedom = min(max(1.0, freedom), _MAX_FREEDOM)
-    rest = t * t / (freedom + t * t)
-    if rest > 0.5:
+    share = t * t / (freedom + t * t)
+    if share > 0.5:
         return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
-    return 1.0 - incomplete_beta(rest, 0.5, freedom / 2)
+    return 1.0 - incomplete_beta(share, 0.5, freedom / 2)
 
 
 def _varies(array: NDArray[np.float64]) -> bool:
@@ -131,7 +131,7 @@ def proportions_interval(mean: float, trials: float, quantile: float, problems: 
     """
     low, high = wilson_interval(mean, trials, quantile)
     all_solved, none_solved = (
-        wilson_interval(each, problems, _NORMAL_QUANTILE) for each in (1.0, 0.0)
+        wilson_interval(fraction, problems, _NORMAL_QUANTILE) for fraction in (1.0, 0.0)
     )
     return min(low, all_solved[0]), max(high, none_solved[1])
 

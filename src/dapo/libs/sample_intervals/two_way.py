@@ -110,18 +110,18 @@ def variance_of_mean(table: NDArray[np.float64]) -> tuple[float, float]:
     total = 0.0
     spread = 0.0
     largest = 0.0
-    for kept in product((False, True), repeat=table.ndim):
-        if not any(kept):
+    for axes in product((False, True), repeat=table.ndim):
+        if not any(axes):
             continue
         effect = table
-        for axis, is_kept in enumerate(kept):
+        for axis, is_kept in enumerate(axes):
             mean = effect.mean(axis=axis, keepdims=True)
             effect = effect - mean if is_kept else mean
-        freedom = prod(size - 1 for size, is_kept in zip(table.shape, kept, strict=True) if is_kept)
+        freedom = prod(size - 1 for size, is_kept in zip(table.shape, axes, strict=True) if is_kept)
         square = table.size / effect.size * float((effect**2).sum()) / freedom
-        total += square if sum(kept) % 2 else -square
+        total += square if sum(axes) % 2 else -square
         spread += square**2 / freedom
-        largest = max(largest, square) if sum(kept) == 1 else largest
+        largest = max(largest, square) if sum(axes) == 1 else largest
     total = max(total, largest)
     return total / table.size, total**2 / spread if spread > 0 else 0.0
 

@@ -82,6 +82,9 @@ class Congruence:
     modulus: Node
 
 
+MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
+"""The sign of each inequality, with the sign that it becomes when the sides are exchanged."""
+
 Value: TypeAlias = (
     Quantity
     | TextAnswer
@@ -118,7 +121,7 @@ class Answer:
 
 
 def nodes_of(value: Value) -> Sequence[Node]:
-    """The expressions of a value."""
+    """Return the expressions of a value."""
     if isinstance(value, Quantity):
         return [value.node]
     if isinstance(value, Collection):
@@ -133,7 +136,7 @@ def nodes_of(value: Value) -> Sequence[Node]:
 
 
 def units_of(value: Value) -> list[Unit]:
-    """The units of the numbers of a value."""
+    """Return the units of the numbers of a value."""
     if isinstance(value, Quantity | Ratio):
         return [value.unit]
     return (
@@ -144,7 +147,9 @@ def units_of(value: Value) -> list[Unit]:
 
 
 def real_set_of(value: Value) -> RealSet | None:
-    """The set of numbers that a value states or may state: `(1, 2)` is a point or an interval."""
+    """Return the set of numbers that a value states or may state: `(1, 2)` is a point or an
+    interval.
+    """
     if isinstance(value, NumberSet):
         return value.real_set
     if (
@@ -165,7 +170,7 @@ def real_set_of(value: Value) -> RealSet | None:
 
 
 def is_unbounded(part: Part) -> bool:
-    """Whether a part is a set of numbers without a lower or an upper bound."""
+    """Return True if a part is a set of numbers without a lower or an upper bound."""
     real_set = real_set_of(part.value)
     return bool(real_set) and any(
         end.infinite for interval in real_set or () for end in (interval.low, interval.high)

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 
 from .answer import (
+    MIRRORED,
     Answer,
     Collection,
     Congruence,
@@ -41,24 +43,28 @@ from .token_lists import (
     OPENING,
     closes_at_end,
     is_bracketed,
+    signs_at,
     signs_expanded,
     split,
     split_items,
     split_list,
-    with_depth,
 )
 from .tokenizer import Token, clean, plain_words, tokenize
 from .units import ANY_NOUN, Nouns, split_unit
 from .vocabulary import SHORT_WORDS
 
-_RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
+_RELATIONS = tuple(MIRRORED)
+_DIRECTIONS = {"≤": "<", "≥": ">"}  # each with the strict sign of its direction
+_STATEMENT_SIGNS = frozenset(("=", "and", "or", *_RELATIONS))
+_SET_SIGNS = frozenset(("∪", "∩", "∖", "∅", "ℝ"))
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
-_PRODUCT = re.compile(r"[A-Za-z]{2}")
 _IMPLIES = ("implies", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\therefore", "⇒", "→")
+_DENIALS = ("not", "no", "never")
 _LIST_OF_ONE = re.compile(r"\[\s*[-+]?[\d.]+\s*\]")
-_LETTERS = re.compile("[a-z]{2,3}")
-"""A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`."""
+_TWO_LETTERS = re.compile("[A-Za-z]{2}")
+# A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`
+_VARIABLES = re.compile("[a-z]{2,3}")
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
@@ -66,9 +72,13 @@ _VERBAL_SETS = {
     "empty set": (), "the empty set": (),
 }  # fmt: skip
 _NO_SOLUTION = re.compile(
-    r"(?:there (?:is|are|exists?) |(?:it|the (?:equation|system|inequality"
-    r"|problem)) has )?no (?:real )?(?:solutions?|roots)"
-    r"(?: exists?)?(?: (?:to|of|for) (?:the|this) (?:equation|system|inequality|problem))?"
+    r"""
+    (?:there\ (?:is|are|exists?)\ |(?:it|the\ (?:equation|system|inequality|problem))\ has\ )?
+    no\ (?:real\ )?(?:solutions?|roots)
+    (?:\ exists?)?
+    (?:\ (?:to|of|for)\ (?:the|this)\ (?:equation|system|inequality|problem))?
+    """,
+    re.VERBOSE,
 )
 
 
@@ -88,29 +98,52 @@ def read_answer(
         thousands: Whether `1,234` is one number.
 
     Raises:
-        Unreadable: a part is outside the grammar.
+        Unreadable: A part is outside the grammar.
     """
-    cleaned = clean(text, thousands=thousands)
-    if names is not None and _LIST_OF_ONE.fullmatch(cleaned):
+    plain = clean(text, thousands=thousands)
+    compact = "".join(plain.split())
+    if names is not None and _LIST_OF_ONE.fullmatch(plain):
         raise Unreadable("a list of one number")
-    if label := label_of(cleaned):
-        return Answer((Part(TextAnswer(label)),), "".join(cleaned.split()))
-    tokens = tokenize(cleaned, names)
-    if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
+    label = label_of(plain)
+    if label:
+        return Answer((Part(TextAnswer(label)),), compact)
+    tokens = tokenize(plain, names)
+    has_unknown_signs = any(token.kind == "other" for token in tokens)
+    if not tokens or len(tokens) > _MAX_TOKENS or has_unknown_signs:
         raise Unreadable("it is empty or has signs that are no mathematics")
-    if (
-        names is None
-        and len(tokens) > 1
-        and _ONLY_WORDS.fullmatch(cleaned)
-        and not _LETTERS.fullmatch(cleaned)
-    ):
-        signs = ("and", "or")
-        tokens = [
-            Token("sign" if word in signs else "word", word, after_space=True)
-            for word in cleaned.split()
-        ]
+    if names is None and len(tokens) > 1 and _is_phrase(plain):
+        tokens = _word_tokens(plain)
     reader = _Reader(names or frozenset(), nouns)
-    return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
+    return Answer(tuple(reader.parts(tokens)), compact)
+
+
+def _is_phrase(text: str) -> bool:
+    """Return True if a reference is words, and not a product of variables."""
+    return _ONLY_WORDS.fullmatch(text) is not None and _VARIABLES.fullmatch(text) is None
+
+
+def _word_tokens(text: str) -> list[Token]:
+    """Return a token for each word; only `and` and `or` keep their meaning."""
+    tokens = []
+    for word in text.split():
+        kind = "sign" if word in ("and", "or") else "word"
+        tokens.append(Token(kind, word, after_space=True))
+    return tokens
+
+
+@dataclass
+class _LeftSides:
+    """What the sides of an equation before its value are, as `Part` describes it."""
+
+    names: tuple[str, ...] = ()
+    claims: list[Quantity] = field(default_factory=list)
+    expressions: list[Node] = field(default_factory=list)
+    first: tuple[str, Node | None] | None = None
+
+    def note_first(self, side: Sequence[Token], node: Node | None = None) -> None:
+        """Store a side with variables, unless there was one before."""
+        if self.first is None:
+            self.first = (text_of(side), node)
 
 
 @dataclass(frozen=True)
@@ -119,52 +152,50 @@ class _Reader:
     nouns: Nouns
 
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
-        """The parts of a list, a set, or a single value."""
-        if is_bracketed(tokens, "{") and any(
-            t.is_sign(",", "|") for t, depth in with_depth(tokens) if depth == 1
-        ):
+        """Return the parts of a list, a set, or a single value."""
+        # grouping braces around a list are those of a set, whose backslashes were left out
+        if is_bracketed(tokens, "{") and not {",", "|"}.isdisjoint(signs_at(tokens, depth=1)):
             tokens = [Token("sign", "{set"), *tokens[1:-1], Token("sign", "}set")]
-        is_set = is_bracketed(tokens, "{set") and not self._is_set_builder(tokens[1:-1])
+        is_set = is_bracketed(tokens, "{set") and not _is_set_builder(tokens[1:-1])
         if is_set:
-            if len(tokens) == 2:
-                return [Part(NumberSet(()))]
             tokens = tokens[1:-1]
+            if not tokens:
+                return [Part(NumberSet(()))]
         pieces, connectives = split_list(tokens)
         if not all(pieces):
             raise Unreadable("a part is empty")
-        found = [self._piece(piece) for piece in pieces]
-        if len(found) > 1:
-            found = _without_conditions(found)
-        real_sets = _joined_real_sets(found, connectives)
-        if is_set and (
-            real_sets or any(isinstance(part.value, NumberSet) for parts in found for part in parts)
-        ):
+        groups = [self._piece(piece) for piece in pieces]
+        if len(groups) > 1:
+            groups, connectives = _without_conditions(groups, connectives)
+        joined = _joined_real_sets(groups, connectives)
+        parts = [part for group in groups for part in group]
+        if is_set and (joined or any(isinstance(part.value, NumberSet) for part in parts)):
             raise Unreadable("a set of sets")
-        return [real_sets] if real_sets else [part for parts in found for part in parts]
+        return [joined] if joined else parts
 
     def _piece(self, tokens: Sequence[Token]) -> list[Part]:
-        if is_bracketed(tokens, "(") and any(
-            t.is_sign("=", "and", "or", *_RELATIONS) for t in tokens
-        ):
+        """Return the parts of one piece of a list; brackets around a statement are left out."""
+        if is_bracketed(tokens, "("):
             inner = tokens[1:-1]
-            if any(
-                t.is_sign("=", "and", "or", *_RELATIONS)
-                for t, depth in with_depth(inner)
-                if depth == 0
-            ):
+            if not _STATEMENT_SIGNS.isdisjoint(signs_at(inner)):
                 return self.parts(inner)
-        return [part for expanded in signs_expanded(tokens) for part in self._single(expanded)]
+        parts: list[Part] = []
+        for reading in signs_expanded(tokens):
+            parts += self._single(reading)
+        return parts
 
     def _single(self, tokens: Sequence[Token]) -> list[Part]:
-        signs = [t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"]
+        """Return the parts of a statement or a value, by the sign that binds least."""
+        signs = set(signs_at(tokens))
+        # a membership may hold everything else, and an equation only values
         if "in" in signs:
             return self._membership(tokens)
         if "≈" in signs:
             return self._approximated(tokens)
         if "≡" in signs or "pmod" in signs:
-            return [self._congruence(tokens)]
-        if any(sign in _RELATIONS for sign in signs):
-            return [Part(*self._relation(tokens))]
+            return [_congruence(tokens)]
+        if not signs.isdisjoint(_RELATIONS):
+            return [self._relation(tokens)]
         if "=" in signs:
             return self._equation(tokens)
         return [Part(self._value(tokens))]
@@ -175,8 +206,8 @@ class _Reader:
         """
         exact, *decimals = split(tokens, "≈")
         parts = self._single(exact)
-        (value,) = [part.value for part in parts]
-        if not isinstance(value, Quantity) or names_of(value.node):
+        value = parts[0].value
+        if len(parts) > 1 or not isinstance(value, Quantity) or names_of(value.node):
             raise Unreadable("an approximation of something other than a number")
         for decimal in decimals:
             if not approximation_holds(value.node, self._quantity(decimal).node):
@@ -184,322 +215,383 @@ class _Reader:
         return parts
 
     def _value(self, tokens: Sequence[Token]) -> Value:
+        """Parse a value: the first notation that fits."""
         if not tokens:
             raise Unreadable("a value is missing")
-        if words := self._words(tokens):
+        words = _words(tokens)
+        if words is not None:
             return words
-        signs = {t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"}
-        if signs & {"∪", "∩", "∖", "∅", "ℝ"} or self._is_set_builder(tokens[1:-1]):
+        signs = set(signs_at(tokens))
+        if signs & _SET_SIGNS or _is_set_builder(tokens[1:-1]):
             return NumberSet(self._real_set(tokens))
-        if matrix := self._bracket_matrix(tokens):
-            return matrix
-        if collection := self._collection(tokens):
-            return collection
-        if any(t.kind == "begin" for t in tokens):
-            return self._matrix(tokens)
-        if digits := base_number(tokens):
+        bracketed = _bracket_matrix(tokens) or self._collection(tokens)
+        if bracketed is not None:
+            return bracketed
+        if any(token.kind == "begin" for token in tokens):
+            return _matrix(tokens)
+        digits = base_number(tokens)
+        if digits is not None:
             return digits
-        if ":" in signs or any(t.kind == "word" and t.text == "to" for t in tokens):
+        if ":" in signs or any(token.kind == "word" and token.text == "to" for token in tokens):
             return self._ratio(tokens)
         try:
             return self._quantity(tokens)
         except Unreadable:
-            if compound := self._compound(tokens):
-                return compound
-            raise
+            compound = self._compound(tokens)
+            if compound is None:
+                raise
+            return compound
 
     def _compound(self, tokens: Sequence[Token]) -> Collection | None:
         """Parse `2 hours 30 minutes`: several numbers, each with its unit."""
-        starts = (
-            [i for i, token in enumerate(tokens) if token.kind == "number" and token.after_space]
-            if tokens
-            else []
-        )
-        bounds = [0, *(i for i in starts if i > 0), len(tokens)]
-        if len(bounds) < 3:
+        starts = [
+            index
+            for index, token in enumerate(tokens)
+            if index and token.kind == "number" and token.after_space
+        ]
+        if not starts:
             return None
-        found = [self._quantity(tokens[start:end]) for start, end in pairwise(bounds)]
-        return (
-            Collection(tuple(map(Part, found)), "")
-            if all(quantity.unit for quantity in found)
-            else None
-        )
+        bounds = [0, *starts, len(tokens)]
+        quantities = [self._quantity(tokens[start:end]) for start, end in pairwise(bounds)]
+        if not all(quantity.unit for quantity in quantities):
+            return None
+        return Collection(tuple(map(Part, quantities)), "")
 
     def _quantity(self, tokens: Sequence[Token]) -> Quantity:
-        rest, unit, scale = split_unit(tokens, self.names, self.nouns)
-        node = parse_expression(rest)
+        """Parse an expression with its unit."""
+        expression, unit, scale = split_unit(tokens, self.names, self.nouns)
+        node = parse_expression(expression)
         if scale != 1:
             if node.op != "number" or node.value is None:
                 raise Unreadable("a number word behind an expression")
             node = number(node.value * scale)
         return Quantity(node, unit)
 
-    def _words(self, tokens: Sequence[Token]) -> Value | None:
-        if not any(t.kind == "word" for t in tokens) or not all(
-            t.kind in ("word", "name") or t.is_sign("(", ")", "'", "-", "in", "to") for t in tokens
-        ):
-            return None
-        text = plain_words(tokens)
-        real_set = (
-            () if _NO_SOLUTION.fullmatch(text.casefold()) else _VERBAL_SETS.get(text.casefold())
-        )
-        return TextAnswer(text) if real_set is None else NumberSet(real_set)
-
     def _collection(self, tokens: Sequence[Token]) -> Collection | None:
+        """Parse a tuple, a list, a vector or a set of values; None for anything else."""
         start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
         if names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
-            tokens = tokens[start:]
+            tokens = tokens[start:]  # `A(1, 2)`
         first = tokens[0]
         last = tokens[-1]
-        if first.kind != "sign" or first.text not in ("(", "[", "⟨", "{set") or last.kind != "sign":
+        # `[1, 2)` is an interval: the brackets may differ
+        if not first.is_sign("(", "[", "⟨", "{set") or not last.is_sign(*CLOSING):
             return None
-        if last.text not in CLOSING or not closes_at_end(tokens):
-            return None
-        pieces = split_items(tokens[1:-1]) if first.text != "{set" else split_list(tokens[1:-1])[0]
-        if len(pieces) < 2 and first.text in "([":
-            return None
-        items = tuple(Part(self._value(piece)) for piece in pieces)
-        return Collection(items, first.text.removesuffix("set") + last.text.removesuffix("set"))
-
-    def _matrix(self, tokens: Sequence[Token]) -> Matrix:
-        if len(tokens) > 4 and tokens[1].kind == "begin" and tokens[0].is_sign("(", "[", "{set"):
-            tokens = tokens[1:-1]
-        inner = tokens[1:-1]
-        if (
-            tokens[0].kind != "begin"
-            or tokens[-1].kind != "end"
-            or any(t.kind in ("begin", "end") for t in inner)
-        ):
-            raise Unreadable("matrices in an expression")
-        if tokens[0].text not in _MATRICES:
-            raise Unreadable(f"the environment {tokens[0].text}")
-        rows = [row for row in split(inner, "\\\\") if row]
-        cells = tuple(tuple(parse_expression(cell) for cell in split(row, "&")) for row in rows)
-        if not cells or len({len(row) for row in cells}) != 1:
-            raise Unreadable("rows of different lengths")
-        return Matrix(cells)
-
-    def _bracket_matrix(self, tokens: Sequence[Token]) -> Matrix | None:
-        """Parse rows in brackets, `[[1, 2], [3, 4]]` or `[1, 2; 3, 4]`; None for any other
-        brackets.
-        """
-        if not is_bracketed(tokens, "["):
+        if not closes_at_end(tokens):
             return None
         inner = tokens[1:-1]
-        rows = split(inner, ",")
-        if all(is_bracketed(row, "[") for row in rows):
-            rows = [row[1:-1] for row in rows]
+        if first.text == "{set":
+            pieces, _ = split_list(inner)
         else:
-            rows = split(inner, ";")
-            if len(rows) < 2 or not all(len(split(row, ",")) > 1 for row in rows):
-                return None
-        cells = tuple(tuple(parse_expression(cell) for cell in split(row, ",")) for row in rows)
-        return Matrix(cells) if len({len(row) for row in cells}) == 1 else None
+            pieces = split_items(inner)
+        if len(pieces) < 2 and first.text in "([":
+            return None  # brackets around an expression
+        items = tuple(Part(self._value(piece)) for piece in pieces)
+        brackets = first.text.removesuffix("set") + last.text.removesuffix("set")
+        return Collection(items, brackets)
 
     def _ratio(self, tokens: Sequence[Token]) -> Ratio:
-        rest, unit, _ = split_unit(
-            [Token("sign", ":") if t.text == "to" else t for t in tokens], self.names, self.nouns
+        """Parse `3:4` and `3 to 4`, with a unit."""
+        colon = Token("sign", ":")
+        terms, unit, _ = split_unit(
+            [colon if token.text == "to" else token for token in tokens], self.names, self.nouns
         )
-        return Ratio(tuple(parse_expression(term) for term in split(rest, ":")), unit)
-
-    def _congruence(self, tokens: Sequence[Token]) -> Part:
-        left, *right = split(tokens, "≡")
-        number_left = right and not any(t.kind == "name" for t in left)
-        names, value = ((name_of(left),), right[0]) if len(right) == 1 else ((), left)
-        pieces = split([t for t in value if not t.is_sign("(", ")")], "pmod", "mod")
-        if len(pieces) != 2 or len(right) > 1:
-            raise Unreadable("a congruence without a modulus")
-        residue, modulus = pieces
-        if number_left:
-            claim = Node("mod", (parse_expression(left), parse_expression(modulus)))
-            residue_of = Node("mod", (parse_expression(residue), parse_expression(modulus)))
-            if not same_exact(claim, residue_of):
-                raise Unreadable("a congruence that does not hold")
-            names = ()
-        if None in names:
-            raise Unreadable("a congruence of an expression")
-        return Part(
-            Congruence(parse_expression(residue), parse_expression(modulus)),
-            tuple(name for name in names if name),
-        )
+        return Ratio(tuple(parse_expression(term) for term in split(terms, ":")), unit)
 
     def _membership(self, tokens: Sequence[Token]) -> list[Part]:
-        left, right, *others = split(tokens, "in")
-        if others:
+        """Parse `x in S`; a set that lists its numbers gives a part for each."""
+        variables, members, *more = split(tokens, "in")
+        if more:
             raise Unreadable("a membership in a membership")
-        names = names_of_side(left)
+        names = names_of_side(variables)
         if not names:
             raise Unreadable("a membership of an expression")
-        if is_bracketed(right, "{set") and not self._is_set_builder(right[1:-1]):
-            return [replace(part, names=names) for part in self.parts(right)]
-        if len(right) == 1 and right[0].is_sign("ℤ", "ℕ", "ℚ", "ℂ"):
-            return [Part(TextAnswer(right[0].text), names)]
-        return [Part(NumberSet(self._real_set(right)), names)]
+        if _is_listed_set(members):
+            return [replace(part, names=names) for part in self.parts(members)]
+        if len(members) == 1 and members[0].is_sign("ℤ", "ℕ", "ℚ", "ℂ"):
+            return [Part(TextAnswer(members[0].text), names)]
+        return [Part(NumberSet(self._real_set(members)), names)]
 
     def _equation(self, tokens: Sequence[Token]) -> list[Part]:
-        implied = max((i for i, t in enumerate(tokens) if t.text in _IMPLIES), default=-1)
-        *sides, last = split(tokens[implied + 1 :], "=")
-        if not sides:
-            raise Unreadable("an implication of no equation")
-        if name_of(last) and any(not names_of_side(side) for side in sides):
-            index = next(i for i in reversed(range(len(sides))) if not names_of_side(sides[i]))
-            sides[index], last = last, sides[index]
-        names: tuple[str, ...] = ()
-        claims: list[Quantity] = []
-        left: list[Node] = []
-        first: tuple[str, Node | None] | None = None
-        for side in sides:
-            if found := names_of_side(side):
-                names = names or found
-                first = first or (text_of(side), None)
-            elif (
-                len(side) == 1
-                and re.fullmatch("[A-Za-z]{2}", side[0].text)
-                and side[0].text.lower() not in SHORT_WORDS
-            ):
-                first = first or (side[0].text, None)  # a product of two variables
-            elif (claim := self._left_side(side)) is None:
-                is_formula = any(token.kind == "command" for token in side)
-                first = first or ((text_of(side), None) if is_formula else None)
-            elif names_of(claim.node):
-                left.append(claim.node)
-                first = first or (text_of(side), claim.node)
-            else:
-                claims.append(claim)
-        is_named = len(names) == 1 and names[0].isupper() and not (claims or left)
-        if is_named and is_bracketed(last, "{set") and not self._is_set_builder(last[1:-1]):
-            return self.parts(last)  # `S = {1, 2}`
-        values = signs_expanded(last)
+        """Parse an equation: its last side that is more than a name is the value."""
+        *sides, value = _sides_of_equation(tokens)
+        left = self._left_sides(sides)
+        is_plain = not (left.claims or left.expressions)
+        if is_plain and len(left.names) == 1 and left.names[0].isupper() and _is_listed_set(value):
+            return self.parts(value)  # `S = {1, 2}`
+        claims = tuple(left.claims)
+        expressions = tuple(left.expressions)
         return [
-            Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values
+            Part(self._value(reading), left.names, claims, expressions, left.first)
+            for reading in signs_expanded(value)
         ]
+
+    def _left_sides(self, sides: Sequence[Sequence[Token]]) -> _LeftSides:
+        """Sort the sides before the value into names, claims and expressions with variables."""
+        left = _LeftSides()
+        for side in sides:
+            names = names_of_side(side)
+            if names:
+                left.names = left.names or names
+                left.note_first(side)
+                continue
+            if _is_product_of_two(side):
+                left.note_first(side)
+                continue
+            quantity = self._left_side(side)
+            if quantity is None:
+                # a description in words says nothing, unknown mathematics may be asked for
+                if any(token.kind == "command" for token in side):
+                    left.note_first(side)
+            elif names_of(quantity.node):
+                left.expressions.append(quantity.node)
+                left.note_first(side, quantity.node)
+            else:
+                left.claims.append(quantity)
+        return left
 
     def _left_side(self, side: Sequence[Token]) -> Quantity | None:
         """Parse a left side that is more than a name; None for a description in words or unknown
         mathematics.
         """
-        has_words = any(t.kind == "word" for t in side)
-        if not side or (
-            has_words and self._words(side) is None and any(t.kind == "number" for t in side)
-        ):
-            try:
-                return self._quantity(side)
-            except Unreadable:
-                raise Unreadable("prose with numbers before the equals sign") from None
         try:
             return self._quantity(side)
         except Unreadable:
-            is_arithmetic = all(t.kind in ("number", "sign", "function") for t in side)
-            if is_arithmetic or any(t.text.lower() in ("not", "no", "never") for t in side):
+            kinds = {token.kind for token in side}
+            is_prose = "word" in kinds and _words(side) is None
+            if not side or (is_prose and "number" in kinds):
+                raise Unreadable("prose with numbers before the equals sign") from None
+            is_arithmetic = kinds <= {"number", "sign", "function"}
+            if is_arithmetic or any(token.text.lower() in _DENIALS for token in side):
                 raise
             return None
 
-    def _relation(self, tokens: Sequence[Token]) -> tuple[Value, tuple[str, ...]]:
-        signs = [
-            t.text for t, depth in with_depth(tokens) if depth == 0 and t.is_sign(*_RELATIONS, "=")
-        ]
+    def _relation(self, tokens: Sequence[Token]) -> Part:
+        """Parse an inequality, as a set of numbers if it is solved for one variable."""
+        signs = [sign for sign in signs_at(tokens) if sign == "=" or sign in _RELATIONS]
         sides = split(tokens, *_RELATIONS, "=")
         if "=" in signs:
             raise Unreadable("an equation with an inequality")
         nodes = tuple(self._quantity(side).node for side in sides)
-        variables = [i for i, side in enumerate(sides) if name_of(side)]
-        if len(variables) == 1 and not any(
-            names_of(node) for i, node in enumerate(nodes) if i != variables[0]
-        ):
-            index = variables[0]
-            real_set = REALS
-            monotone = len({_direction(sign) for sign in signs}) == 1 or len(signs) == 1
-            if monotone and len(signs) <= 2 and not (len(signs) == 2 and index != 1):
-                if index > 0:
-                    real_set = intersection(
-                        real_set,
-                        half_line(Endpoint.read(nodes[index - 1]), _RELATIONS[signs[index - 1]]),
-                    )
-                if index < len(signs):
-                    real_set = intersection(
-                        real_set, half_line(Endpoint.read(nodes[index + 1]), signs[index])
-                    )
-                return NumberSet(real_set), (nodes[index].text,)
-        return Relation(nodes, tuple(signs)), ()
-
-    def _is_set_builder(self, inner: Sequence[Token]) -> bool:
-        return (
-            len(inner) > 2
-            and any(t.is_sign("|", ":") for t in inner[1:])
-            and (
-                name_of(inner[:1]) is not None
-                and (inner[1].is_sign("|", ":") or inner[1].is_sign("in"))
-            )
-        )
+        # as a set, `x < 3` equals `(-\infty, 3)`
+        index = _solved_side(sides, nodes, signs)
+        if index is None:
+            return Part(Relation(nodes, tuple(signs)))
+        real_set = REALS
+        if index > 0:
+            end = Endpoint.read(nodes[index - 1])
+            real_set = intersection(real_set, half_line(end, MIRRORED[signs[index - 1]]))
+        if index < len(signs):
+            end = Endpoint.read(nodes[index + 1])
+            real_set = intersection(real_set, half_line(end, signs[index]))
+        return Part(NumberSet(real_set), (nodes[index].text,))
 
     def _real_set(self, tokens: Sequence[Token]) -> RealSet:
         """Parse set notation: unions, intersections, differences, intervals, braces."""
         for sign, join in (("∪", union), ("∩", intersection)):
             pieces = split(tokens, sign)
             if len(pieces) > 1:
-                real_set = self._real_set(pieces[0])
-                for piece in pieces[1:]:
-                    real_set = join(real_set, self._real_set(piece))
-                return real_set
-        first, *others = split(tokens, "∖")
-        if others:
-            real_set = self._real_set(first)
-            for other in others:
-                real_set = intersection(real_set, complement(self._real_set(other)))
-            return real_set
-        return self._simple_real_set(tokens)
+                return reduce(join, map(self._real_set, pieces))
+        first, *excluded = split(tokens, "∖")
+        if not excluded:
+            return self._simple_real_set(tokens)
+        real_set = self._real_set(first)
+        for piece in excluded:
+            real_set = intersection(real_set, complement(self._real_set(piece)))
+        return real_set
 
     def _simple_real_set(self, tokens: Sequence[Token]) -> RealSet:
-        if len(tokens) == 1 and tokens[0].is_sign("ℝ", "∅"):
-            return REALS if tokens[0].text == "ℝ" else ()
+        """Parse a set of numbers without operations: a name, braces or an interval."""
+        if len(tokens) == 1 and tokens[0].is_sign("ℝ"):
+            return REALS
+        if len(tokens) == 1 and tokens[0].is_sign("∅"):
+            return ()
         if len(tokens) < 2 or not closes_at_end(tokens):
             raise Unreadable("a set of numbers is expected")
+        opening = tokens[0]
+        closing = tokens[-1]
         inner = tokens[1:-1]
-        if tokens[0].is_sign("{set", "{"):
+        if opening.is_sign("{set", "{"):
             return self._braces(inner)
         pieces = split_items(inner)
-        if len(pieces) == 1 and tokens[0].is_sign("("):
+        if len(pieces) == 1 and opening.is_sign("("):
             return self._real_set(inner)
-        if len(pieces) != 2 or not tokens[0].is_sign("(", "[") or not tokens[-1].is_sign(")", "]"):
+        if len(pieces) != 2 or not opening.is_sign("(", "[") or not closing.is_sign(")", "]"):
             raise Unreadable("an interval has two ends")
         low, high = (Endpoint.read(self._quantity(piece).node) for piece in pieces)
-        interval = Interval(low, high, tokens[0].text == "[", tokens[-1].text == "]")
         if high.before(low):
             raise Unreadable("the ends of an interval are in the wrong order")
-        return union((interval,))
+        return union((Interval(low, high, opening.text == "[", closing.text == "]"),))
 
     def _braces(self, inner: Sequence[Token]) -> RealSet:
-        if self._is_set_builder(inner):
-            index = next(i for i, t in enumerate(inner) if t.is_sign("|", ":"))
-            part, *others = self.parts(inner[index + 1 :])
-            if others or not isinstance(part.value, NumberSet):
+        """Parse the inside of braces: a condition behind a bar, or a list of numbers."""
+        if _is_set_builder(inner):
+            bar = next(i for i, token in enumerate(inner) if token.is_sign("|", ":"))
+            condition, *more = self.parts(inner[bar + 1 :])
+            if more or not isinstance(condition.value, NumberSet):
                 raise Unreadable("a condition on numbers is expected")
-            return part.value.real_set
-        parts = self.parts(inner)
-        if not all(isinstance(part.value, Quantity) for part in parts):
-            raise Unreadable("a set of numbers is expected")
-        return union(
-            *(
-                point(Endpoint.read(part.value.node))
-                for part in parts
-                if isinstance(part.value, Quantity)
-            )
-        )
+            return condition.value.real_set
+        points: list[RealSet] = []
+        for part in self.parts(inner):
+            if not isinstance(part.value, Quantity):
+                raise Unreadable("a set of numbers is expected")
+            points.append(point(Endpoint.read(part.value.node)))
+        return union(*points)
 
 
-def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
+def _words(tokens: Sequence[Token]) -> Value | None:
+    """Parse words, some of which mean a set of numbers; None for anything else."""
+    if not any(token.kind == "word" for token in tokens):
+        return None
+    for token in tokens:
+        if token.kind in ("word", "name") or token.is_sign("(", ")", "'", "-", "in", "to"):
+            continue
+        return None
+    text = plain_words(tokens)
+    if _NO_SOLUTION.fullmatch(text.casefold()):
+        return NumberSet(())
+    real_set = _VERBAL_SETS.get(text.casefold())
+    return TextAnswer(text) if real_set is None else NumberSet(real_set)
+
+
+def _matrix(tokens: Sequence[Token]) -> Matrix:
+    r"""Parse a matrix in an environment such as `\begin{pmatrix}`, with or without brackets."""
+    if len(tokens) > 4 and tokens[1].kind == "begin" and tokens[0].is_sign("(", "[", "{set"):
+        tokens = tokens[1:-1]
+    first = tokens[0]
+    last = tokens[-1]
+    inner = tokens[1:-1]
+    is_nested = any(token.kind in ("begin", "end") for token in inner)
+    if first.kind != "begin" or last.kind != "end" or is_nested:
+        raise Unreadable("matrices in an expression")
+    if first.text not in _MATRICES:
+        raise Unreadable(f"the environment {first.text}")
+    rows = [row for row in split(inner, "\\\\") if row]
+    matrix = _matrix_of_rows(rows, "&")
+    if matrix is None:
+        raise Unreadable("rows of different lengths")
+    return matrix
+
+
+def _bracket_matrix(tokens: Sequence[Token]) -> Matrix | None:
+    """Parse rows in brackets, `[[1, 2], [3, 4]]` or `[1, 2; 3, 4]`; None for any other brackets."""
+    if not is_bracketed(tokens, "["):
+        return None
+    inner = tokens[1:-1]
+    rows = split(inner, ",")
+    if all(is_bracketed(row, "[") for row in rows):
+        rows = [row[1:-1] for row in rows]
+    else:
+        rows = split(inner, ";")
+        if len(rows) < 2 or not all(len(split(row, ",")) > 1 for row in rows):
+            return None
+    return _matrix_of_rows(rows, ",")
+
+
+def _matrix_of_rows(rows: Sequence[Sequence[Token]], separator: str) -> Matrix | None:
+    """Parse the cells of rows; None if there is no row, or their lengths differ."""
+    cells = tuple(tuple(map(parse_expression, split(row, separator))) for row in rows)
+    lengths = {len(row) for row in cells}
+    return Matrix(cells) if len(lengths) == 1 else None
+
+
+def _congruence(tokens: Sequence[Token]) -> Part:
+    r"""Parse `x \equiv 3 \pmod 7` or the residue class alone; of numbers the congruence must
+    hold.
+    """
+    sides = split(tokens, "≡")
+    residue_class = sides[1] if len(sides) == 2 else sides[0]
+    plain = [token for token in residue_class if not token.is_sign("(", ")")]
+    pieces = split(plain, "pmod", "mod")
+    if len(pieces) != 2 or len(sides) > 2:
+        raise Unreadable("a congruence without a modulus")
+    if len(sides) == 1:
+        return Part(Congruence(*map(parse_expression, pieces)))
+    left = sides[0]
+    if any(token.kind == "name" for token in left):
+        name = name_of(left)
+        if name is None:
+            raise Unreadable("a congruence of an expression")
+        return Part(Congruence(*map(parse_expression, pieces)), (name,))
+    number_node = parse_expression(left)
+    residue, modulus = map(parse_expression, pieces)
+    if not same_exact(Node("mod", (number_node, modulus)), Node("mod", (residue, modulus))):
+        raise Unreadable("a congruence that does not hold")
+    return Part(Congruence(residue, modulus))
+
+
+def _sides_of_equation(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    """Return the sides of the last equation, the value last: `5` in `x = 5` and in `5 = x`."""
+    implied = max((i for i, token in enumerate(tokens) if token.text in _IMPLIES), default=-1)
+    sides = split(tokens[implied + 1 :], "=")
+    if len(sides) < 2:
+        raise Unreadable("an implication of no equation")
+    if name_of(sides[-1]):
+        for index in reversed(range(len(sides) - 1)):
+            if not names_of_side(sides[index]):
+                name = sides[-1]
+                sides[-1] = sides[index]
+                sides[index] = name
+                break
+    return sides
+
+
+def _is_product_of_two(side: Sequence[Token]) -> bool:
+    """Return True for a product of two variables that was read as one word: `xy`."""
+    if len(side) != 1:
+        return False
+    text = side[0].text
+    return _TWO_LETTERS.fullmatch(text) is not None and text.lower() not in SHORT_WORDS
+
+
+def _solved_side(
+    sides: Sequence[Sequence[Token]], nodes: Sequence[Node], signs: Sequence[str]
+) -> int | None:
+    """Return the index of the side that is a variable with bounds beside it: `x < 3`, `1 < x < 3`.
+
+    None for any other inequality.
+    """
+    variables = [index for index, side in enumerate(sides) if name_of(side)]
+    if len(variables) != 1:
+        return None
+    index = variables[0]
+    if any(names_of(node) for position, node in enumerate(nodes) if position != index):
+        return None
+    if len(signs) == 1:
+        return index
+    directions = {_DIRECTIONS.get(sign, sign) for sign in signs}
+    is_between = len(signs) == 2 and index == 1 and len(directions) == 1
+    return index if is_between else None
+
+
+def _is_listed_set(tokens: Sequence[Token]) -> bool:
+    """Return True for braces that list their elements."""
+    return is_bracketed(tokens, "{set") and not _is_set_builder(tokens[1:-1])
+
+
+def _is_set_builder(inner: Sequence[Token]) -> bool:
+    """Return True for the inside of `{x | x > 2}` and `{x in R : x > 2}`."""
+    if len(inner) < 3 or name_of(inner[:1]) is None:
+        return False
+    has_bar = any(token.is_sign("|", ":") for token in inner[1:])
+    return has_bar and inner[1].is_sign("|", ":", "in")
+
+
+def _joined_real_sets(groups: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
     """Join inequalities connected by `and`, `or` and commas into one set of numbers; None if they
     are a list.
     """
-    if len(found) < 2 or any(len(parts) != 1 for parts in found):
+    if len(groups) < 2 or any(len(group) != 1 for group in groups):
         return None
-    parts = [parts[0] for parts in found]
+    parts = [group[0] for group in groups]
     names = {part.names for part in parts if part.names}
-    is_set = any(isinstance(part.value, NumberSet) for part in parts)
-    if len(names) > 1 or not (
-        is_set or (set(connectives) == {"or"} and any(map(is_unbounded, parts)))
-    ):
+    if len(names) > 1:
         return None
+    if not any(isinstance(part.value, NumberSet) for part in parts):
+        # intervals such as `(1, 2)` may be points, unless one of them has no end
+        is_union = set(connectives) == {"or"}
+        if not is_union or not any(map(is_unbounded, parts)):
+            return None
     real_sets: list[RealSet] = []
     for part in parts:
         real_set = real_set_of(part.value)
@@ -511,6 +603,7 @@ def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str
     joined = [real_sets[0]]
     for connective, real_set in zip(connectives, real_sets[1:], strict=True):
         both = intersection(joined[-1], real_set)
+        # a comma means `and`, unless no number is in both
         if connective == "and" or (connective != "or" and both):
             joined[-1] = both
         else:
@@ -518,15 +611,22 @@ def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str
     return Part(NumberSet(union(*joined)), next(iter(names), ()))
 
 
-def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
-    r"""Drop conditions such as `n \in \mathbb{Z}` next to a value."""
-    kept = [
-        parts
-        for parts in found
-        if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")
-    ]
-    return kept or found
-
-
-def _direction(sign: str) -> str:
-    return {"≤": "<", "≥": ">"}.get(sign, sign)
+def _without_conditions(
+    groups: list[list[Part]], connectives: list[str]
+) -> tuple[list[list[Part]], list[str]]:
+    r"""Return the groups without conditions such as `n \in \mathbb{Z}` next to a value, and the
+    connectives between the others.
+    """
+    values: list[list[Part]] = []
+    between: list[str] = []
+    # the connective before each group; the first has none
+    for group, connective in zip(groups, ["", *connectives], strict=True):
+        first = group[0].value
+        if isinstance(first, TextAnswer) and first.text in "ℤℕℚℂ":
+            continue
+        if values:
+            between.append(connective)
+        values.append(group)
+    if not values:
+        return groups, connectives
+    return values, between

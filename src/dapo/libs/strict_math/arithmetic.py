@@ -13,11 +13,11 @@ _MAX_BITS = 400_000
 _MAX_FACTORIAL = 20_000
 _MAX_MAGNITUDE = 10**15  # bits of the exponent's effect
 _DIGITS = 100
+# Digits, of the 100 computed, to which two irrational values must agree to be equal: a relative
+# tolerance
 _AGREEMENT = 40
-"""Digits, of the 100 computed, to which two irrational values must agree to be equal: a relative
-tolerance.
-"""
 _MAX_HEIGHT = 10**20
+_MAX_INDEX = 64  # of a root that is computed exactly
 _POINTS = 8
 _MIN_POINTS = 3
 
@@ -32,7 +32,7 @@ class TooCostly(ArithmeticError):
 
 @cache
 def _mp() -> Any:
-    """A private mpmath context, whose precision no other code changes."""
+    """Return a private mpmath context, whose precision no other code changes."""
     import mpmath
 
     context = mpmath.mp.clone()
@@ -41,7 +41,7 @@ def _mp() -> Any:
 
 
 def value_of(node: Node, names: Mapping[str, Fraction] | None = None) -> Value:
-    """The value of an expression at these values of its variables.
+    """Return the value of an expression at these values of its variables.
 
     Raises:
         Undefined: it has no value.
@@ -54,46 +54,46 @@ def value_of(node: Node, names: Mapping[str, Fraction] | None = None) -> Value:
 
 
 def names_of(node: Node) -> frozenset[str]:
-    """The variables of an expression."""
+    """Return the variables of an expression."""
     if node.op == "name":
         return frozenset([node.text])
-    return frozenset().union(*map(names_of, node.args)) if node.args else frozenset()
+    if not node.args:
+        return frozenset()
+    return frozenset().union(*map(names_of, node.args))
 
 
-def same_values(one: Value, other: Value) -> bool:
-    """Whether two values are equal: exactly if both are rational, else to 40 digits, relative to
-    their size.
+def same_values(first: Value, second: Value) -> bool:
+    """Return True if two values are equal: exactly if both are rational, else to 40 digits,
+    relative to their size.
     """
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one == other
-    if any(
-        isinstance(v, Fraction) and abs(v.numerator) * v.denominator > _MAX_HEIGHT
-        for v in (one, other)
-    ):
-        # a number of many digits may be near an irrational one, and is never equal to it
-        return False
-    one = to_mp(one)
-    other = to_mp(other)
-    size = max(abs(one), abs(other))
-    return bool(abs(one - other) <= size * _mp().mpf(10) ** -_AGREEMENT)
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first == second
+    for value in (first, second):
+        if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > _MAX_HEIGHT:
+            # a number of many digits may be near an irrational one, and is never equal to it
+            return False
+    first = to_mp(first)
+    second = to_mp(second)
+    size = max(abs(first), abs(second))
+    return bool(abs(first - second) <= size * _mp().mpf(10) ** -_AGREEMENT)
 
 
 def is_real(value: Value) -> bool:
-    """Whether a value has no imaginary part."""
+    """Return True if a value has no imaginary part."""
     return isinstance(value, Fraction) or bool(
         abs(_mp().im(value)) <= abs(value) * _mp().mpf(10) ** -_AGREEMENT
     )
 
 
 def real_key(value: Value) -> Any:
-    """A real value for sorting; raises Undefined."""
+    """Return a real value for sorting; raises Undefined."""
     if not is_real(value):
         raise Undefined("not real")
     return value if isinstance(value, Fraction) else _mp().re(value)
 
 
 def is_accurate(node: Node) -> bool:
-    """Whether higher precision confirms the digits of a constant; false where digits cancel."""
+    """Return True if higher precision confirms the digits of a constant; false where digits cancel."""
     value = value_of(node)
     if isinstance(value, Fraction):
         return True
@@ -102,7 +102,7 @@ def is_accurate(node: Node) -> bool:
 
 
 def is_zero(node: Node) -> bool:
-    """Whether a constant is zero: exactly, or to all computed digits."""
+    """Return True if a constant is zero: exactly, or to all computed digits."""
     value = value_of(node)
     if isinstance(value, Fraction):
         return value == 0
@@ -110,44 +110,48 @@ def is_zero(node: Node) -> bool:
         return bool(abs(value_of(node)) <= abs(value) * _mp().mpf(10) ** -_DIGITS)
 
 
-def is_less(one: Value, other: Value) -> bool:
-    """Whether one real value is smaller than another."""
-    one, other = _both(one, other)
-    return not same_values(one, other) and bool(one < other)
+def is_less(first: Value, second: Value) -> bool:
+    """Return True if one real value is smaller than another."""
+    first, second = _both(first, second)
+    return not same_values(first, second) and bool(first < second)
 
 
 def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
-    """Whether a decimal is `value` rounded or truncated to `num_decimals` decimals."""
+    """Return True if a decimal is `value` rounded or truncated to `num_decimals` decimals."""
     if not is_real(value):
         return False
-    missing = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
-    is_cut = 0 <= (missing if decimal > 0 else -missing) < 1
-    return bool(abs(missing) <= _mp().mpf(1) / 2 or is_cut)
+    # in units of the last decimal
+    distance = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
+    if abs(distance) <= _mp().mpf(1) / 2:
+        return True
+    outwards = distance if decimal > 0 else -distance
+    return bool(0 <= outwards < 1)
 
 
 def is_near(number: Fraction, value: Value) -> bool:
-    """Whether a number equals a value in double precision, as `1.4142135623730951` equals the root
-    of 2.
+    """Return True if a number equals a value in double precision, as `1.4142135623730951` equals
+    the root of 2.
     """
     return bool(abs(to_mp(number) - value) <= abs(value) * _mp().mpf(2) ** -52)
 
 
-def same_function(one: Node, other: Node) -> bool:
-    """Whether two expressions with variables agree at points of both signs at which `one` is real.
+def same_function(reference: Node, candidate: Node) -> bool:
+    """Return True if two expressions with variables agree at points of both signs at which the
+    first is real.
 
-    The points are fractions, or integers where `one` is real at too few fractions, such as
+    The points are fractions, or integers where the first is real at too few fractions, such as
     `(-1)^n`.
     """
-    names = sorted(names_of(one) | names_of(other))
+    names = sorted(names_of(reference) | names_of(candidate))
     for coordinate in (_fraction, _integer_coordinate):
-        points = [
-            {name: coordinate(i, trial) for i, name in enumerate(names)} for trial in range(_POINTS)
-        ]
-        expected = [
-            (point, value) for point in points if (value := _real_value(one, point)) is not None
-        ]
-        if len(expected) >= _MIN_POINTS:
-            return all(_has_value(other, point, value) for point, value in expected)
+        values = []
+        for trial in range(_POINTS):
+            point = {name: coordinate(i, trial) for i, name in enumerate(names)}
+            value = _real_value(reference, point)
+            if value is not None:
+                values.append((point, value))
+        if len(values) >= _MIN_POINTS:
+            return all(_has_value(candidate, point, value) for point, value in values)
     return False
 
 
@@ -178,8 +182,10 @@ def _integer_coordinate(index: int, trial: int) -> Fraction:
 
 
 def to_mp(value: Value) -> Any:
-    """The value as a number of mpmath."""
-    return _mp().mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+    """Return the value as a number of mpmath."""
+    if isinstance(value, Fraction):
+        return _mp().mpf(value.numerator) / value.denominator
+    return value
 
 
 def _value(node: Node, names: Mapping[str, Fraction]) -> Value:
@@ -195,9 +201,9 @@ def _value(node: Node, names: Mapping[str, Fraction]) -> Value:
             raise Undefined("infinity")
         return +getattr(_mp(), node.text)
     values = [_value(arg, names) for arg in node.args]
-    return _bounded(
-        _OPERATIONS[node.op](*values) if node.op != "call" else _call(node.text, values)
-    )
+    if node.op == "call":
+        return _bounded(_call(node.text, values))
+    return _bounded(_OPERATIONS[node.op](*values))
 
 
 def _bounded(value: Value) -> Value:
@@ -209,25 +215,25 @@ def _bounded(value: Value) -> Value:
     return value
 
 
-def _both(one: Value, other: Value) -> tuple[Value, Value]:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one, other
-    return to_mp(one), to_mp(other)
+def _both(first: Value, second: Value) -> tuple[Value, Value]:
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first, second
+    return to_mp(first), to_mp(second)
 
 
-def _add(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one + other
+def _add(first: Value, second: Value) -> Value:
+    first, second = _both(first, second)
+    return first + second
 
 
-def _multiply(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one * other
+def _multiply(first: Value, second: Value) -> Value:
+    first, second = _both(first, second)
+    return first * second
 
 
-def _divide(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one / other
+def _divide(dividend: Value, divisor: Value) -> Value:
+    dividend, divisor = _both(dividend, divisor)
+    return dividend / divisor
 
 
 def _power(base: Value, exponent: Value) -> Value:
@@ -235,13 +241,10 @@ def _power(base: Value, exponent: Value) -> Value:
         exact = _rational_power(base, exponent)
         if exact is not None:
             return exact
-    if (
-        isinstance(exponent, Fraction)
-        and exponent.denominator % 2 == 1 < exponent.denominator
-        and _is_negative(base)
-    ):
+    if _is_odd_root(exponent) and _is_negative(base):
+        # the real root, as of \sqrt[3]{-8}
         root = _power(-base, exponent)
-        return -root if exponent.numerator % 2 else root  # the real root, as of \sqrt[3]{-8}
+        return -root if exponent.numerator % 2 else root
     mp = _mp()
     base = to_mp(base)
     exponent = to_mp(exponent)
@@ -254,27 +257,38 @@ def _power(base: Value, exponent: Value) -> Value:
     return mp.power(base, exponent)
 
 
+def _is_odd_root(exponent: Value) -> bool:
+    if not isinstance(exponent, Fraction):
+        return False
+    return exponent.denominator % 2 == 1 and exponent.denominator > 1
+
+
 def _is_negative(value: Value) -> bool:
     return is_real(value) and bool(real_key(value) < 0)
 
 
 def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """Return the exact power; None if it is irrational or would have too many digits."""
     bits = base.numerator.bit_length() + base.denominator.bit_length()
+    is_small = bits * abs(exponent.numerator) <= _MAX_BITS
     if exponent.denominator == 1:
         if base in (0, 1, -1) and exponent >= 0:
+            # only the parity matters, however large the exponent is
             return Fraction(int(base) ** int(exponent % 2 or 2 * (exponent > 0)))
-        return base ** int(exponent) if bits * abs(exponent) <= _MAX_BITS else None
-    if base < 0 or exponent.denominator > 64 or bits * max(abs(exponent.numerator), 1) > _MAX_BITS:
+        return base ** int(exponent) if is_small else None
+    if base < 0 or exponent.denominator > _MAX_INDEX or not is_small:
         return None
     root = _exact_root(base, exponent.denominator)
     return None if root is None else root**exponent.numerator
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
-    """The rational root of a number that is not negative, if it has one."""
+    """Return the rational root of a number that is not negative, if it has one."""
     above = _integer_root(value.numerator, index)
     below = _integer_root(value.denominator, index)
-    return Fraction(above, below) if above is not None and below is not None else None
+    if above is None or below is None:
+        return None
+    return Fraction(above, below)
 
 
 def _integer_root(value: int, index: int) -> int | None:
@@ -287,7 +301,10 @@ def _integer_root(value: int, index: int) -> int | None:
     high = 1 << (value.bit_length() // index + 1)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if middle**index <= value else (low, middle - 1)
+        if middle**index <= value:
+            low = middle
+        else:
+            high = middle - 1
     return low if low**index == value else None
 
 
@@ -317,16 +334,12 @@ def _factorial(value: Value) -> Value:
     return _mp().gamma(to_mp(value) + 1)
 
 
-@lru_cache(16)
-def _exact_factorial(value: int) -> int:
-    return math.factorial(value)
+_exact_factorial = lru_cache(16)(math.factorial)
 
 
 def _binomial(above: Value, below: Value) -> Value:
-    if (
-        all(isinstance(v, Fraction) and v.denominator == 1 for v in (above, below))
-        and 0 <= below <= above
-    ):
+    are_integers = all(isinstance(v, Fraction) and v.denominator == 1 for v in (above, below))
+    if are_integers and 0 <= below <= above:
         if min(below, above - below) * int(above).bit_length() > _MAX_BITS // 4:
             raise TooCostly("too large a binomial coefficient")
         return Fraction(math.comb(int(above), int(below)))
@@ -343,24 +356,18 @@ def _logarithm(argument: Value, base: Value | None = None) -> Value:
     return result if base is None else result / mp.log(to_mp(base))
 
 
-def _absolute(value: Value) -> Value:
-    return abs(value)
-
-
 def _floor(value: Value) -> Value:
-    return (
-        Fraction(math.floor(value))
-        if isinstance(value, Fraction)
-        else Fraction(int(_mp().floor(real_key(value))))
-    )
+    if isinstance(value, Fraction):
+        return Fraction(math.floor(value))
+    return Fraction(int(_mp().floor(real_key(value))))
 
 
 def _ceil(value: Value) -> Value:
     return -_floor(-value)
 
 
-def _modulo(one: Value, other: Value) -> Value:
-    return Fraction(_integer(one) % _integer(other))
+def _modulo(dividend: Value, divisor: Value) -> Value:
+    return Fraction(_integer(dividend) % _integer(divisor))
 
 
 def _degree(value: Value) -> Value:
@@ -369,7 +376,7 @@ def _degree(value: Value) -> Value:
 
 _OPERATIONS: Mapping[str, Any] = {
     "+": _add, "neg": lambda value: -value, "*": _multiply, "/": _divide, "÷": _divide, "mixed": _add, "^": _power,
-    "root": _root, "log": _logarithm, "!": _factorial, "binom": _binomial, "abs": _absolute, "floor": _floor,
+    "root": _root, "log": _logarithm, "!": _factorial, "binom": _binomial, "abs": abs, "floor": _floor,
     "ceil": _ceil, "mod": _modulo, "degree": _degree,
 }  # fmt: skip
 _REDUCED = {"gcd": math.gcd, "lcm": math.lcm}
@@ -379,8 +386,10 @@ _MP_NAMES = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
 def _call(name: str, values: list[Value]) -> Value:
     if name in _REDUCED:
         return Fraction(_REDUCED[name](*map(_integer, values)))
-    if name in ("max", "min"):
-        return (max if name == "max" else min)(values, key=real_key)
+    if name == "max":
+        return max(values, key=real_key)
+    if name == "min":
+        return min(values, key=real_key)
     (value,) = values
     if name == "lg":
         return _logarithm(value, Fraction(10))

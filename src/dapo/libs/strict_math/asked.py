@@ -39,28 +39,31 @@ class Asked(NamedTuple):
     nodes: tuple[Node, ...] = ()
 
     def has(self, text: str, node: Node | None) -> bool:
-        """Whether the left side of an answer is one of them; `x_1` is a value of `x`."""
+        """Return True if the left side of an answer is one of them; `x_1` is a value of `x`."""
         return (
             text in self.texts
             or any(re.fullmatch(rf"{re.escape(name)}_\w+", text) for name in self.texts)
-            or (node is not None and any(same_expression(asked, node) for asked in self.nodes))
+            or (
+                node is not None
+                and any(same_expression(requested, node) for requested in self.nodes)
+            )
         )
 
 
 @lru_cache(1024)
 def asked_expressions(question: str) -> Asked:
-    """The expressions that a question asks for by `find`, `what is`, `the value of` and the
+    """Return the expressions that a question asks for by `find`, `what is`, `the value of` and the
     like.
     """
-    found: list[list[Token]] = []
+    requests: list[list[Token]] = []
     for request in _REQUEST.finditer(question[-_MAX_CHARS:]):
         match: re.Match[str] | None = request
         while match:
-            found.append(tokenize(clean(match["formula"] or match["plain"])))
+            requests.append(tokenize(clean(match["formula"] or match["plain"])))
             match = _FOLLOWING.match(question[-_MAX_CHARS:], match.end())
     texts: set[str] = set()
     nodes: list[Node] = []
-    for tokens in found:
+    for tokens in requests:
         if not any(token.kind == "name" for token in tokens) or any(
             token.is_sign(*_RELATIONS) for token in tokens
         ):
@@ -77,6 +80,6 @@ def asked_expressions(question: str) -> Asked:
 
 
 def text_of(tokens: Sequence[Token]) -> str:
-    """An expression as text, to be compared with another: without the marks over letters."""
+    """Return an expression as text, to be compared with another: without the marks over letters."""
     text = "".join(token.text for token in tokens if not token.is_sign("*"))
     return re.sub(r"\\(?:overline|vec|hat|bar|overrightarrow)|[{}]", "", text)

@@ -63,15 +63,17 @@ _VERBS_AFTER_NOUN = word_set(
 _TAKES_TIME = re.compile(
     r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:takes?|lasts?)\b)", re.IGNORECASE
 )
+# A sign of money; `$3$` is mathematics
 _AMOUNT = re.compile(
     r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE
 )
-"""A sign of money; `$3$` is mathematics."""
 _PERSONS = word_set("people person")
 
 
 def is_measure(name: str) -> bool:
-    """Whether a unit measures something, as a newton does: not a noun that may follow a number."""
+    """Return True if a unit measures something, as a newton does: not a noun that may follow a
+    number.
+    """
     return name != "unit" and (name in _DIMENSIONS_OF or name in MEASURES)
 
 
@@ -88,85 +90,91 @@ class AskedUnits:
     asking: str
 
     def exclude(self, unit: Unit) -> bool:
-        """Whether an answer with this unit answers another question: minutes where it asks for a
-        number of seats.
+        """Return True if an answer with this unit answers another question: minutes where it asks
+        for a number of seats.
         """
         if not unit:
             return False
-        if (
-            unit == (("percent", 1),)
-            and not self.requested
-            and not self.things
-            and not self.quantity
-        ):
+        asks_for_something = self.requested or self.things or self.quantity
+        if unit == (("percent", 1),) and not asks_for_something:
             return "%" not in self.text and not re.search(r"\brate\b", self.text)
-        asked = tuple(
-            (name, power) for name, power in unit if not (power < 0 and name in self._divisors)
+        # a question about miles per hour may be answered in miles
+        undivided = tuple(
+            (name, power) for name, power in unit if power > 0 or name not in self._divisors
         )
         if self.requested:
-            return self.requested.isdisjoint((unit, asked))
+            return self.requested.isdisjoint((unit, undivided))
         if self.things:
-            return not all(self._is_thing(name) for name, _ in asked)
+            return not all(self._is_thing(name) for name, _ in undivided)
         if self.quantity:
-            return self.quantity.isdisjoint(_sizes(unit) | _sizes(asked)) or self._is_another(unit)
-        is_free = {name for name, _ in unit} <= {"degree", "radian", "percent"} and not self._named
+            if self.quantity.isdisjoint(_sizes(unit) | _sizes(undivided)):
+                return True
+            return self._is_another(unit)
+        names = {name for name, _ in unit}
+        is_free = names <= {"degree", "radian", "percent"} and not self._named
         if is_free and "how many" not in self.asking.lower():
             return False
-        is_measured = any(is_measure(name) and name not in self._named for name, _ in unit)
-        return is_measured or any(power < 0 for _, power in asked)
+        if any(map(is_measure, names - self._named)):
+            return True
+        return any(power < 0 for _, power in undivided)
 
     def exclude_quantity(self, name: str) -> bool:
-        """Whether a quantity has none of the dimensions that the question asks for: a perimeter,
-        asked for an area.
+        """Return True if a quantity has none of the dimensions that the question asks for: a
+        perimeter, asked for an area.
         """
-        asked = {size for unit in self.requested for size in _sizes(unit)} or (
-            set() if self.things else self.quantity
-        )
-        if not asked or _SHARE in asked or name not in _QUANTITY:
+        sizes: set[_Size] = set()
+        for unit in self.requested:
+            sizes |= _sizes(unit)
+        if not sizes and not self.things:
+            sizes |= self.quantity
+        if not sizes or _SHARE in sizes or name not in _QUANTITY:
             return False  # the fraction that is shaded may be called the shaded area
-        return asked.isdisjoint(map(_size_of, _QUANTITY[name]))
+        return sizes.isdisjoint(map(_size_of, _QUANTITY[name]))
 
     def asks_quantity(self, name: str) -> bool:
-        """Whether a quantity has a dimension of the one that the question asks for."""
+        """Return True if a quantity has a dimension of the one that the question asks for."""
         return name in _QUANTITY and not self.quantity.isdisjoint(map(_size_of, _QUANTITY[name]))
 
     @cached_property
     def requested(self) -> frozenset[Unit]:
         """The units that the question requests: `in km/h`, `how many square meters`."""
-        found: set[Unit] = set()
+        units: set[Unit] = set()
         for request in _REQUESTED.finditer(self.asking):
             by = request["by"].lower()
-            phrase = unit_phrase(self.asking, request.end())
-            is_named = (
-                by == "in" and phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent"
-            )  # `in week 3`
-            unit = (
-                _unit(phrase)
-                if phrase and not is_named and (by != "what" or phrase == "percent")
-                else ()
-            )
-            symbols = unit_symbols(self.asking, request.end()) if by == "in" else ""
-            if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):
-                unit = _unit(symbols)
-            if unit and all(is_measure(name) for name, _ in unit):
-                found.add(unit)
-                if by == "how many" and _size_of("length/time") not in _sizes(unit):
-                    found.add(tuple((name, power) for name, power in unit if power > 0))
-        return frozenset(found)
+            unit = self._requested_unit(by, request.end())
+            if not unit or not all(is_measure(name) for name, _ in unit):
+                continue
+            units.add(unit)
+            if by == "how many" and _size_of("length/time") not in _sizes(unit):
+                # `how many liters per day` may be answered in liters, unlike a speed
+                units.add(tuple((name, power) for name, power in unit if power > 0))
+        return frozenset(units)
+
+    def _requested_unit(self, by: str, start: int) -> Unit:
+        """Return the unit that stands at `start`, behind the words `by`; empty if there is none."""
+        phrase = unit_phrase(self.asking, start)
+        if by == "in":
+            symbols = unit_symbols(self.asking, start)
+            if len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols)):
+                return _unit(symbols)
+            if phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent":
+                return ()  # `in week 3`
+        if not phrase or (by == "what" and phrase != "percent"):
+            return ()
+        return _unit(phrase)
 
     @cached_property
     def asked_nouns(self) -> frozenset[str]:
         """The words after `how many` and `number of`, among them words that change a number
         elsewhere: `times`.
         """
-        phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.asking))
-        ends = (
-            (next((i for i, w in enumerate(p) if w in _VERBS_AFTER_NOUN), len(p)), p)
-            for p in phrases
-        )
-        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (
-            SCALES.keys() - {"dozen", "dozens"}
-        )
+        nouns: set[str] = set()
+        for phrase in _ASKED_NOUN.finditer(self.asking):
+            for word in phrase[1].lower().split():
+                if word in _VERBS_AFTER_NOUN:
+                    break
+                nouns.add(word)
+        return frozenset(nouns - (SCALES.keys() - {"dozen", "dozens"}))
 
     @cached_property
     def things(self) -> frozenset[str]:
@@ -174,10 +182,10 @@ class AskedUnits:
         return frozenset(map(canonical, self.asked_nouns))
 
     def _is_thing(self, name: str) -> bool:
-        words = set(name.split())
-        return bool(words & (self.things | GENERIC | {"way"})) or (
-            bool(self.things & _PERSONS) and name not in _DIMENSIONS_OF
-        )
+        if not (self.things | GENERIC | {"way"}).isdisjoint(name.split()):
+            return True
+        # persons have many names
+        return not self.things.isdisjoint(_PERSONS) and name not in _DIMENSIONS_OF
 
     @cached_property
     def quantity(self) -> frozenset[_Size]:
@@ -186,38 +194,42 @@ class AskedUnits:
         """
         asking = _TAKES_TIME.sub("how much time", self.asking)
         start = _ASKS.search(asking)
-        words = _WORD.findall(asking[start.end() :]) if start else []
-        forms = (form for word in map(str.lower, words) for form in (word, word.removesuffix("s")))
-        return frozenset(
-            map(_size_of, next((_QUANTITY[form] for form in forms if form in _QUANTITY), ()))
-        )
+        if start is None:
+            return frozenset()
+        for word in map(str.lower, _WORD.findall(asking[start.end() :])):
+            for form in (word, word.removesuffix("s")):
+                if form in _QUANTITY:
+                    return frozenset(map(_size_of, _QUANTITY[form]))
+        return frozenset()
 
     @cached_property
     def _divisors(self) -> frozenset[str]:
         """The units after `per` in the sentences that ask."""
-        found = {
+        names = {
             canonical(match["unit"] or match["adverb"].replace("dai", "day"))
             for match in _DIVISOR.finditer(self.asking)
         }
         compounds = set(re.findall(r"[a-z]+", self.asking)) & COMPOUND.keys()
         return frozenset(
-            found | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
+            names | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
         )
 
     @cached_property
     def _named(self) -> frozenset[str]:
         """The units of measurement and of money that the question names."""
+        # `the second` is no unit of time
         words = {word for word in _WORD.findall(self.text) if word.lower() != "second"}
-        words |= {match["unit"] for match in _AFTER_NUMBER.finditer(self.text)} | set(
-            _AMOUNT.findall(self.text)
-        )
+        words |= {match["unit"] for match in _AFTER_NUMBER.finditer(self.text)}
+        words |= set(_AMOUNT.findall(self.text))
         words |= {match["unit"] or "" for match in _DIVISOR.finditer(self.text)}
         names = {canonical(word.removeprefix("\\")) for word in words}
         names |= {name for word in words & COMPOUND.keys() for name, _ in COMPOUND[word]}
         return frozenset(names & _DIMENSIONS_OF.keys() - {"unit"})
 
     def _is_another(self, unit: Unit) -> bool:
-        """Whether a unit is not one of the question, which names others of the same dimension."""
+        """Return True if a unit is not one of the question, which names others of the same
+        dimension.
+        """
         kinds = {dimension for name in self._named for dimension in _DIMENSIONS_OF[name]}
         names = [name for name, _ in unit if name != "unit" and name not in self._named]
         return any(kinds.intersection(_DIMENSIONS_OF.get(name, ())) for name in names)
@@ -228,19 +240,22 @@ def _unit(phrase: str) -> Unit:
 
 
 def _size_of(text: str) -> _Size:
-    """The size that `length^2` or `length/time` means."""
+    """Return the size that `length^2` or `length/time` means."""
     above, _, below = text.partition("/")
     dimension, _, power = above.partition("^")
-    return tuple(sorted([(dimension, int(power or 1)), *([(below, -1)] if below else [])]))
+    size = [(dimension, int(power or 1))]
+    if below:
+        size.append((below, -1))
+    return tuple(sorted(size))
 
 
 def _sizes(unit: Unit) -> set[_Size]:
-    """The dimensions that a unit may have: a pound is money or a mass; none for a noun."""
-    found: set[_Size] = set()
+    """Return the dimensions that a unit may have: a pound is money or a mass; none for a noun."""
+    sizes: set[_Size] = set()
     for choice in product(*(_DIMENSIONS_OF.get(name, []) for name, _ in unit)):
         size: Counter[str] = Counter()
         for dimension, (_, power) in zip(choice, unit, strict=True):
-            kind, _, own = dimension.partition("^")
-            size[kind] += power * int(own or 1)
-        found.add(tuple(sorted((kind, power) for kind, power in size.items() if power)))
-    return found
+            kind, _, exponent = dimension.partition("^")
+            size[kind] += power * int(exponent or 1)
+        sizes.add(tuple(sorted((kind, power) for kind, power in size.items() if power)))
+    return sizes

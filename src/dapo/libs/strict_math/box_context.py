@@ -11,13 +11,15 @@ from .units import words_of_unit
 from .vocabulary import NO_UNIT, QUANTITIES, QUANTITY_DIMENSIONS, word_set
 
 _BEFORE = 300
+# The numbers of characters that are read on both sides
 _AFTER = 200
-"""The numbers of characters that are read on both sides."""
+_MAX_DISTANCE = 12  # words between a denial and the box
+_MAX_PROSE = 80  # characters in which the language of a sentence shows
 _BULLET = re.compile(r"\s*(?:(?:[-*+>•]|#+|\(?[A-Za-z\d]{1,2}[.)])\s+)+")
+# The end of a line whose formula goes on in the next one
 _CONTINUES = re.compile(
     r"(?:[=<>≤≥≠≈∈+*/·×-]|\\(?:leq?|geq?|neq?|lt|gt|approx|in|times|cdot|div|pm))\s*$"
 )
-"""The end of a line whose formula goes on in the next one."""
 _DELIMITER = re.compile(r"\\\$|(?P<toggle>\$\$?)|\\(?P<side>[()\[\]])")
 _LETTER = rf"(?<![A-Za-z{PROSE}])(?![aAI]\b)[A-Za-z](?![A-Za-z{PROSE}])"
 _FORMULA_BEFORE = re.compile(rf"(?:\\[A-Za-z]+|{_LETTER}|[^A-Za-z{PROSE}])*$")
@@ -37,10 +39,10 @@ _PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", 
 _JOINS_BEFORE = re.compile(r"[\w)}]$")
 _JOINS_AFTER = re.compile(r"\w|\s*[\^_!]")
 _ONE_TOKEN = re.compile(r"[\d.,]*\w*")
+# A box before this one, with a word that takes it back
 _AFTER_BOX = re.compile(
     r"^.*\}[\s$,;]*(?:no|well|wait|hmm+|oh|actually|sorry)?(?=[\s,;$]|$)", re.IGNORECASE
 )
-"""A box before this one, with a word that takes it back."""
 _MEMBER = ("\\in", "∈")
 _EQUAL = ("=", "≡", "\\equiv")
 _MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
@@ -57,6 +59,8 @@ _STATING = word_set(
     " spent use uses used leave leaves leaving contain contains hold holds total totals write"
     " choose chooses select pick option choice letter worth say namely obtaining finally and"
 )
+# How the text before a box may end; any other text is a sentence that the reader of sentences
+# judges
 _STATING_PAIRS = frozenset(
     f"{first} {last}"
     for firsts, last in (
@@ -68,9 +72,7 @@ _STATING_PAIRS = frozenset(
     )
     for first in firsts.split()
 )
-"""How the text before a box may end; any other text is a sentence that the reader of sentences
-judges.
-"""
+# The end of the text before a box that names the box's quantity
 _QUANTITY = re.compile(
     r"(?:\b(?:the|its|their|his|her) (?:[a-z]+ ){0,2}|^[a-z]*"
     rf" ?|\\text\{{)(?P<name>{'|'.join(_NAMES)})\}}?"
@@ -78,28 +80,28 @@ _QUANTITY = re.compile(
     r" $*_\\(]*$",
     re.IGNORECASE,
 )
-"""The end of the text before a box that names the box's quantity."""
 _NAME_IS = re.compile(
     r"(?:^|[\s,])(?:\$|\\\()?(?P<name>(?![aAI]\b)[A-Za-z](?:_\d)?)(?:\$|\\\))? (?:is|equals|must be"
     r"|will be)[ $*_\\(]*$"
 )
 _PASSED_OVER = word_set("a an the us me him her them")
+# Verbs of those who solve a problem
 _OF_PERSONS = word_set(
     "get gets got obtain obtains obtained find finds found conclude concludes write choose chooses"
     " select pick say see know"
 )
-"""Verbs of those who solve a problem."""
+# Words before such a verb whose value is the answer, unlike that of `my friend got`
 _OWN_PERSONS = word_set(
     "we i one us let to and so thus hence therefore then finally must can now also just simply"
     " indeed eventually you solving simplifying adding by only clearly easily immediately thereby"
     " altogether overall"
 )
-"""Words before such a verb whose value is the answer, unlike that of `my friend got`."""
 _CONNECTIVES = word_set(
     "so thus hence therefore then finally namely only exactly precisely simply just indeed"
     " altogether and answer answers result results solution solutions value choice letter option"
     " total totals"
 )
+# Subjects of `gives` and `is` whose value is the answer
 _OWN_SUBJECTS = QUANTITIES | word_set(
     "it this that these which what there here we i answer answers result results solution solutions"
     " value values total totals sum number numbers count amount product quotient difference"
@@ -111,7 +113,7 @@ _OWN_SUBJECTS = QUANTITIES | word_set(
     " derivative rule law side everything both inequality symmetry definition all simplifies"
     " evaluates equality line pattern rate ratio percentage"
 )
-"""Subjects of `gives` and `is` whose value is the answer."""
+# Words of a clause whose value somebody else states, or nobody
 _DISOWNING = word_set(
     "trap tempting tempted temptation careless naive flawed mistake mistakes mistaken error errors"
     " erroneous friend friends student students solver solvers people someone somebody everyone"
@@ -125,18 +127,17 @@ _DISOWNING = word_set(
     " thought plausible hasty sloppy beginners beginner classmate teacher colleague opponent"
     " skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
 )
-"""Words of a clause whose value somebody else states, or nobody."""
 _HER_OWN = frozenset(
     ("it's", "that's", "let's", "here's", "there's", "what's", "today's", "problem's", "question's")
 )
 _POSSESSIVE = re.compile(r"[a-z]+['’]s$")
+# A value that a text behind a box states
 _LATER_ANSWER = re.compile(
     r"\b(?:the |our |my )?(?:true |real |actual |correct |right |final |proper"
     r" )?(?:answer|value|result|solution) "
     r"(?:is|equals|=)(?: actually| really| in fact)?[: ]+(?P<value>[$\\({\[]*[-+−]?[\d.\\].*)",
     re.IGNORECASE,
 )
-"""A value that a text behind a box states."""
 _DENYING = word_set(
     "not never cannot nor neither no wrong incorrect false doubt unlikely impossible"
 )
@@ -159,69 +160,77 @@ _AS_WANTED = re.compile(
 
 
 def with_context(first: Box, last: Box, contents: str) -> str:
-    """The contents of neighboring boxes with all that belongs to their value: the rest of a
+    """Return the contents of neighboring boxes with all that belongs to their value: the rest of a
     formula, a unit, words.
 
     A formula that ends in `=` before the box states the content. Other words and signs stay in the
     result, where whoever reads it finds another value, or none.
     """
-    before = _line_before(first)
-    after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
-    start, is_open = _formula_start(before)
-    formula = before[start:] if is_open else _FORMULA_BEFORE.search(before, start)[0]  # type: ignore[index]
+    line_before = _line_before(first)
+    line_after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
+    start, is_open = _formula_start(line_before)
+    if is_open:
+        formula = line_before[start:]
+        formula_after, words = _rest_of_open_formula(line_after)
+    else:
+        formula = _FORMULA_BEFORE.search(line_before, start)[0]  # type: ignore[index]
+        formula_after = _FORMULA_AFTER.match(line_after)[0]  # type: ignore[index]
+        words = line_after[len(formula_after) :].lstrip(" $*_\\)]}")
     is_formula = re.search(r"[^\s.,:;!?*_$`{(\"'，：。；]", formula) is not None
-    prose = before[: len(before) - len(formula)] if is_formula else before
-    closing = (
-        next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
-    )
-    end = closing.start() if closing else len(after)
-    rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
-    words = (
-        after[len(rest) :].lstrip(" $*_\\)]}")
-        if not is_open
-        else after[closing.end() if closing else end :]
-    )
-    left, value = _value(formula, rest, contents, is_open=is_open)
-    later = _LATER_ANSWER.search(after)
+    subject, value = _value(formula, formula_after, contents, is_open=is_open)
+    later = _LATER_ANSWER.search(line_after)
     if later and "boxed" not in later["value"]:
         return later["value"]
-    clause = _clause(prose)
-    if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):
-        left = named["name"]
-    elif letter := None if left else _NAME_IS.search(before):
-        left = letter["name"]
-    stated = f"{left} = {value}" if left else value
-    if not ((is_formula and not is_prose(clause)) or _states(clause)):
-        stated = f"{clause.strip(' *_$')} {stated}"
-    if re.search(r"[?？]", _SENTENCE_END.split(after, maxsplit=1)[0] + _first_end(after)):
-        stated = f"{stated}?"  # a question states nothing
-    if denies(words):
-        return " ".join(f"{stated} {words}".split())
-    return " ".join(f"{stated} {_words_after(words)}".split())
+    clause = _clause(line_before[: len(line_before) - len(formula)] if is_formula else line_before)
+    if not subject:
+        subject = _named_subject(line_before)
+    statement = f"{subject} = {value}" if subject else value
+    is_statement = is_formula and not is_prose(clause)
+    if not is_statement and not _states(clause):
+        statement = f"{clause.strip(' *_$')} {statement}"
+    sentence = _SENTENCE_END.split(line_after, maxsplit=1)[0] + _first_end(line_after)
+    if "?" in sentence or "？" in sentence:
+        statement = f"{statement}?"  # a question states nothing
+    following = words if denies(words) else _words_after(words)
+    return " ".join(f"{statement} {following}".split())
+
+
+def _rest_of_open_formula(line_after: str) -> tuple[str, str]:
+    """Return the text up to the end of the formula that the box is in, and the text behind it."""
+    for delimiter in _DELIMITER.finditer(line_after):
+        if delimiter[0] != "\\$":
+            return line_after[: delimiter.start()], line_after[delimiter.end() :]
+    return line_after, ""
+
+
+def _named_subject(line_before: str) -> str:
+    """Return the quantity or the letter that the text before a box equates with it, or nothing."""
+    sentence = _SENTENCE_END.split(line_before)[-1].strip()
+    name = _QUANTITY.search(sentence) or _NAME_IS.search(line_before)
+    return name["name"] if name else ""
 
 
 def _first_end(text: str) -> str:
-    """The sign at the end of the first sentence of a text."""
-    found = _SENTENCE_END.search(text)
-    return found[0] if found else ""
+    """Return the sign at the end of the first sentence of a text."""
+    end = _SENTENCE_END.search(text)
+    return end[0] if end else ""
 
 
 def _clause(prose: str) -> str:
-    """The last clause of a text; of a label before a colon the label, unless it only announces an
-    answer.
+    """Return the last clause of a text; of a label before a colon the label, unless it only
+    announces an answer.
     """
     prose = _AFTER_BOX.sub("", prose)
-    *before, clause = _CLAUSE_END.split(prose)
+    *earlier_clauses, clause = _CLAUSE_END.split(prose)
     if is_prose(prose):
         return _SENTENCE_END.split(prose)[-1]
-    if clause.strip(" *_$\t") or not before:
+    if clause.strip(" *_$\t") or not earlier_clauses:
         return clause
-    label = _CLAUSE_END.split(prose.rstrip(" *_$\t")[:-1])[-1]
-    return (
-        f"{label}:"
-        if prose.rstrip(" *_$\t").endswith(":") and _is_disowned(_words_of(label))
-        else clause
-    )
+    prose = prose.rstrip(" *_$\t")
+    label = _CLAUSE_END.split(prose[:-1])[-1]
+    if prose.endswith(":") and _is_disowned(_words_of(label)):
+        return f"{label}:"
+    return clause
 
 
 def _words_of(text: str) -> list[str]:
@@ -229,16 +238,21 @@ def _words_of(text: str) -> list[str]:
 
 
 def _is_disowned(words: Sequence[str]) -> bool:
-    """Whether a clause denies its value or gives it to somebody else: `my friend got`, `Bob's
-    answer`.
+    """Return True if a clause denies its value or gives it to somebody else: `my friend got`,
+    `Bob's answer`.
     """
-    if any(word in _DENYING or word.endswith("n't") for word in words[-12:]):
+    if any(word in _DENYING or word.endswith("n't") for word in words[-_MAX_DISTANCE:]):
         return True
-    return any(w in _DISOWNING or (_POSSESSIVE.match(w) and w not in _HER_OWN) for w in words)
+    for word in words:
+        if word in _DISOWNING:
+            return True
+        if _POSSESSIVE.match(word) and word not in _HER_OWN:
+            return True
+    return False
 
 
 def _line_before(box: Box) -> str:
-    """The text before a box on its line, and the line before it if its formula continues."""
+    """Return the text before a box on its line, and the line before it if its formula continues."""
     *lines, line = box.text[max(0, box.start - _BEFORE) : box.start].split("\n")
     if not line.strip(" $") and lines and _CONTINUES.search(lines[-1]):
         line = f"{lines[-1]} {line}"
@@ -247,59 +261,86 @@ def _line_before(box: Box) -> str:
 
 
 def _formula_start(text: str) -> tuple[int, bool]:
-    r"""Where the last formula in `$` or `\(` starts that is not closed, else where the last one
-    ends; and which.
+    r"""Return where the last formula in `$` or `\(` starts that is not closed, else where the last
+    one ends; and which.
     """
     start = 0
     is_open = False
-    for found in _DELIMITER.finditer(text):
-        if found["toggle"] or found["side"]:
-            start = found.end()
-            is_open = found["side"] in ("(", "[") if found["side"] else not is_open
+    for delimiter in _DELIMITER.finditer(text):
+        if delimiter["toggle"] or delimiter["side"]:
+            start = delimiter.end()
+            is_open = delimiter["side"] in ("(", "[") if delimiter["side"] else not is_open
     return start, is_open
 
 
-def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[str, str]:
-    """The left side of the equation that a box ends, if it is a name or an expression, and the
-    value.
+def _value(formula: str, suffix: str, contents: str, *, is_open: bool) -> tuple[str, str]:
+    """Return the left side of the equation that a box ends, if it is a name or an expression, and
+    the value.
+
+    Args:
+        formula: The formula before the box.
+        suffix: The formula behind it.
+        contents: What is in the box.
+        is_open: Whether the formula began in signs of mathematics, which close it.
+    """
+    start, depth, relations = _last_statement(formula)
+    suffix = _value_end(suffix, depth, is_open=is_open)
+    suffix = suffix.rstrip(" *_.`\"'" if is_open else " *_.!`\"'")
+    suffix = _MODULUS.sub("", suffix, count=1)
+    subject = ""
+    if relations and relations[-1][0] in _EQUAL:
+        subject = formula[start : relations[0].start()].strip(" &*")
+        start = relations[-1].end()
+    prefix = formula[start:].strip(" &" if is_open else " *_`\"'&")
+    value = _with_neighbours(prefix, contents, suffix)
+    return subject if _PLAIN_SIDE.fullmatch(subject) else "", value
+
+
+def _last_statement(formula: str) -> tuple[int, int, list[re.Match[str]]]:
+    """Return where the last statement of a formula starts, how many brackets are open at its end,
+    and its relations outside of brackets.
     """
     start = 0
     depth = 0
     relations: list[re.Match[str]] = []
-    for found in _SEPARATOR.finditer(formula):
-        depth += bool(found["open"]) - bool(found["close"])
-        if (found["cut"] and depth == 0) or depth < 0:
-            start = found.end()
+    for separator in _SEPARATOR.finditer(formula):
+        depth += bool(separator["open"]) - bool(separator["close"])
+        if (separator["cut"] and depth == 0) or depth < 0:
+            start = separator.end()
             relations = []
             depth = 0
-        elif found["relation"] and depth == 0:
-            relations.append(found)
-    depth = max(0, depth)
-    for found in _SEPARATOR.finditer(rest):
-        depth += bool(found["open"]) - bool(found["close"])
-        ends = found["cut"] or found["relation"] in ("=", "\\approx", "≈")
+        elif separator["relation"] and depth == 0:
+            relations.append(separator)
+    return start, max(0, depth), relations
+
+
+def _value_end(suffix: str, depth: int, *, is_open: bool) -> str:
+    """Return the part of the formula behind a box that belongs to its value."""
+    for separator in _SEPARATOR.finditer(suffix):
+        depth += bool(separator["open"]) - bool(separator["close"])
+        ends = separator["cut"] or separator["relation"] in ("=", "\\approx", "≈")
         if (ends and depth <= 0) or (depth < 0 and not is_open):
-            rest = rest[: found.start()]
-            break
-    rest = _MODULUS.sub("", rest.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1)
-    is_equation = bool(relations) and relations[-1][0] in _EQUAL
-    before = formula[relations[-1].end() if is_equation else start :].strip(
-        " *_`\"'&" if not is_open else " &"
-    )
-    left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
-    touches = _JOINS_BEFORE.search(before) or _JOINS_AFTER.match(rest)
-    is_apart = (
-        not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
-    )
-    if not is_apart or (touches and not before.endswith(_MEMBER)):
+            return suffix[: separator.start()]
+    return suffix
+
+
+def _with_neighbours(prefix: str, contents: str, suffix: str) -> str:
+    """Return the content of a box with what stands before and behind it, in braces if it would
+    join them.
+    """
+    is_member = prefix.endswith(_MEMBER)
+    is_alone = not prefix and not suffix.strip()
+    touches = _JOINS_BEFORE.search(prefix) or _JOINS_AFTER.match(suffix)
+    is_apart = is_alone or is_member or _ONE_TOKEN.fullmatch(contents)
+    if not is_apart or (touches and not is_member):
         contents = f"{{{contents}}}"
-    space = "" if before in ("-", "−", "+") or before.endswith("{") else " "
-    contents = f"{before}{space}{contents}{rest}".lstrip()
-    return left if _PLAIN_SIDE.fullmatch(left) else "", contents
+    is_sign = prefix in ("-", "−", "+") or prefix.endswith("{")
+    space = "" if is_sign else " "
+    return f"{prefix}{space}{contents}{suffix}".lstrip()
 
 
 def _states(clause: str) -> bool:
-    """Whether the words before a box leave its content the value."""
+    """Return True if the words before a box leave its content the value."""
     if is_prose(clause):
         return False
     words = _words_of(clause)
@@ -314,37 +355,40 @@ def _states(clause: str) -> bool:
     return words[-1] in _STATING and _has_own_subject(words[:-1], words[-1])
 
 
-def _has_own_subject(before: Sequence[str], verb: str) -> bool:
-    """Whether the words before a verb name the answer or those who give it: `we`, `the answer`,
-    `adding these`.
+def _has_own_subject(subject_words: Sequence[str], verb: str) -> bool:
+    """Return True if the words before a verb name the answer or those who give it: `we`, `the
+    answer`, `adding these`.
     """
-    if verb in _CONNECTIVES or verb in ("has", "have", "having") or not before:
+    if verb in _CONNECTIVES or verb in ("has", "have", "having") or not subject_words:
         return True
     if verb in _OF_PERSONS:
         return (
-            before[-1] in _OWN_PERSONS
-            or before[0] in ("we", "i")
-            or before[-2:-1] in (["we"], ["i"])
+            subject_words[-1] in _OWN_PERSONS
+            or subject_words[0] in ("we", "i")
+            or subject_words[-2:-1] in (["we"], ["i"])
         )
-    is_letter = any(len(word) == 1 for word in before)
-    is_gerund = any(word.endswith("ing") and len(word) > 4 for word in before[:3])
-    return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(before)
+    is_letter = any(len(word) == 1 for word in subject_words)
+    is_gerund = any(word.endswith("ing") and len(word) > 4 for word in subject_words[:3])
+    return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(subject_words)
 
 
 def _words_after(text: str) -> str:
-    """The unit that follows a box, or the clause if it begins with a word that changes or denies a
-    value.
+    """Return the unit that follows a box, or the clause if it begins with a word that changes or
+    denies a value.
     """
     text = text.lstrip(" $*_")
     if text[:1] in ("%", "?"):
         return text[0]
+    if text.startswith("\\%"):
+        return "%"
+    sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
+    if is_prose(text[:1]):
+        return sentence
     word = _WORD.match(text)
-    if is_prose(text[:1]) or (
-        word and (word[0].lower() in FOLLOWING or is_prose(_SENTENCE_END.split(text)[0][:80]))
-    ):
-        return _SENTENCE_END.split(text, maxsplit=1)[0]
-    if text.startswith("\\%") or word is None:
-        return "%" if text.startswith("\\%") else ""
+    if word is None:
+        return ""
+    if word[0].lower() in FOLLOWING or is_prose(sentence[:_MAX_PROSE]):
+        return sentence
     changes = word[0].lower() in _CHANGING or _AND_MORE.match(text)
     if changes and not _AS_WANTED.match(text):
         return re.split(r"[.,;:!?\n]", text, maxsplit=1)[0]

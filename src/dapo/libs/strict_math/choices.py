@@ -23,29 +23,29 @@ _END_OF_OPTION = r"(?=(?<![A-Za-z])\(?[A-J][).:]|\n|$|\\\\|\\q|\\text)"
 
 
 def chosen_letter(text: str, question: str) -> str | None:
-    """The letter that a text chooses; None if it is anything else, or has another text than the
-    option's.
+    """Return the letter that a text chooses; None if it is anything else, or has another text than
+    the option's.
     """
     if len(text) > _MAX_CHARS:
         return None
     plain = " ".join(_MARKUP.sub(" ", without_text_commands(strip_formatting(text))).split())
-    found = _CHOICE.fullmatch(plain.replace("( ", "(").replace(" )", ")"))
-    if found is None:
+    choice = _CHOICE.fullmatch(plain.replace("( ", "(").replace(" )", ")"))
+    if choice is None:
         return None
-    written = found["bare"] or found["marked"].strip("()[].:-–—= ")
-    if not written.isupper():
+    letter = choice["bare"] or choice["marked"].strip("()[].:-–—= ")
+    if not letter.isupper():
         return None
-    if found["text"] and _normal(found["text"]) not in _options(question, written):
+    if choice["text"] and _normal(choice["text"]) not in _options(question, letter):
         return None
-    return str(written)
+    return str(letter)
 
 
 def _options(question: str, letter: str) -> set[str]:
-    """The texts that a question gives to a letter."""
+    """Return the texts that a question gives to a letter."""
     option = re.compile(
         rf"(?<![A-Za-z])\(?{letter}[).:]\}}?\s*(?P<text>[^\n]{{1,200}}?)\s*{_END_OF_OPTION}"
     )
-    return {_normal(found["text"]) for found in option.finditer(question)} - {""}
+    return {_normal(match["text"]) for match in option.finditer(question)} - {""}
 
 
 def _normal(text: str) -> str:

@@ -5,24 +5,24 @@ marks around it.
 import re
 import unicodedata
 
+# A colour before a group or a text, which stay
 _COLOUR = re.compile(
     r"\\(?:textcolor|colorbox|color)\s*(?:\[[A-Za-z]{1,10}\]\s*)?\{[^{}]{1,40}\}"
     r"|\\fcolorbox\s*\{[^{}]{1,40}\}\s*\{[^{}]{1,40}\}|\\bbox\s*\[[^\[\]]{1,40}\]"
 )
-"""A colour before a group or a text, which stay."""
 _SIZE = re.compile(
     r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|scriptstyle|scriptscriptstyle"
     r"|displaystyle|textstyle|bfseries|itshape|centering|noindent)(?![A-Za-z])"
 )
+# Commands that print nothing of their argument, or only a number of the formula
 _EMPTY = re.compile(
     r"\\(?:[hv]?phantom|hspace\*?|vspace\*?|tag\*?|label|kern|mspace|hskip)\s*\{[^{}]{0,80}\}|\\qedhere(?![A-Za-z])"
 )
-"""Commands that print nothing of their argument, or only a number of the formula."""
+# Commands whose argument is printed as it is
 _GROUP = re.compile(
     r"\\(?:underline|uline|uuline|framebox|ensuremath|pmb|bold|mathstrut|smash|mathclap|mathopen|mathclose"
     r"|textnormal|underbrace|overbrace)\s*(?=\{)"
 )
-"""Commands whose argument is printed as it is."""
 _ARROWS = (
     r"(?:\\(?:Rightarrow|Longrightarrow|rightarrow|longrightarrow|Leftrightarrow|iff|implies|therefore|leadsto"
     r"|rightsquigarrow|to|mapsto)(?![A-Za-z])|[⇒→⟹⟶➜➡➔➤▶►∴⇔⟺↦]|[-=]{1,2}>)"
@@ -43,12 +43,12 @@ _AFTER = re.compile(
 )
 _MAX_END = 200
 _DENYING_MARKS = frozenset("✗✘❌❎✖⨯☒👎🚫⛔🤔🤷😕❓❔⁉🙅🛑💔⚠")
+# The ranges of pictograms: check marks, stars, boxes, emoji
 _PICTURES = ((0x2300, 0x2BFF), (0x1F000, 0x1FAFF))
-"""The ranges of pictograms: check marks, stars, boxes, emoji."""
 
 
 def without_decorations(text: str) -> str:
-    r"""The text of an answer without its decorations: `\Rightarrow \textcolor{red}{13} ✓` is
+    r"""Return the text of an answer without its decorations: `\Rightarrow \textcolor{red}{13} ✓` is
     `{13}`.
 
     Marks that deny an answer (a cross, a thumb down) stay.
@@ -64,7 +64,7 @@ def without_decorations(text: str) -> str:
 
 
 def without_colour(text: str) -> str:
-    """The text without commands of colour, size and empty space."""
+    """Return the text without commands of colour, size and empty space."""
     if "\\" not in text:
         return text
     for pattern in (_COLOUR, _SIZE, _EMPTY):
@@ -73,7 +73,7 @@ def without_colour(text: str) -> str:
 
 
 def without_invisible(text: str) -> str:
-    """The text without characters that print nothing: zero-width spaces, marks of direction,
+    """Return the text without characters that print nothing: zero-width spaces, marks of direction,
     variation selectors.
     """
     if text.isascii():
@@ -82,7 +82,7 @@ def without_invisible(text: str) -> str:
 
 
 def _without_pictures(text: str) -> str:
-    """The text without pictograms at both ends."""
+    """Return the text without pictograms at both ends."""
     if text.isascii():
         return text
     start = 0

@@ -34,24 +34,38 @@ class Node:
     value: Fraction | None = None
     text: str = ""
 
+    @property
+    def is_integer(self) -> bool:
+        """Return True for an integer written in digits, without a sign."""
+        return self.op == "number" and self.text.isdigit()
+
 
 def number(value: int | Fraction, text: str = "") -> Node:
-    """The node of a number; `text` is its notation."""
+    """Return the node of a number; `text` is its notation."""
     return Node("number", value=Fraction(value), text=text or "computed")
 
 
+def unsigned(node: Node) -> Node:
+    """Return an expression without its minus sign."""
+    if node.op == "neg":
+        return node.args[0]
+    return node
+
+
 def letters_of(node: Node) -> str:
-    """The letters of a product of single letters (`xy`), in their order; empty for any other
+    """Return the letters of a product of single letters (`xy`), in their order; empty for any other
     expression.
     """
     if node.op == "*":
         first, last = map(letters_of, node.args)
         return first + last if first and last else ""
-    return node.text if node.op in ("name", "constant") and len(node.text) == 1 else ""
+    if node.op in ("name", "constant") and len(node.text) == 1:
+        return node.text
+    return ""
 
 
 def parse_expression(tokens: Sequence[Token]) -> Node:
-    """The tree of all tokens; raises Unreadable."""
+    """Return the tree of all tokens; raises Unreadable."""
     parser = _Parser(tokens)
     node = parser.sum()
     if parser.index < len(tokens):
@@ -60,7 +74,7 @@ def parse_expression(tokens: Sequence[Token]) -> Node:
 
 
 def decimal_value(text: str) -> Fraction:
-    """The exact value of `1`, `.5`, `1.50`, `1.6e-19`."""
+    """Return the exact value of `1`, `.5`, `1.50`, `1.6e-19`."""
     mantissa, _, exponent = text.lower().partition("e")
     if exponent and abs(int(exponent[:12])) > _MAX_EXPONENT:
         raise Unreadable("the exponent is too large")
@@ -315,12 +329,12 @@ class _Parser:
         if not self._at("(", "{", "{set", "["):
             return (self._bare_argument(),)
         closing = {"(": ")", "{": "}", "{set": "}set", "[": "]"}[self._take().text]
-        found = [self.sum()]
+        arguments = [self.sum()]
         while self._at(","):
             self._take()
-            found.append(self.sum())
+            arguments.append(self.sum())
         self._expect(closing)
-        return tuple(found)
+        return tuple(arguments)
 
     def _bare_argument(self) -> Node:
         r"""Parse an argument without brackets, up to an operator or another function: `\sin 2x`,
@@ -388,7 +402,7 @@ def _call(name: str, arguments: tuple[Node, ...]) -> Node:
 
 
 def _repeating(text: str, digits: str) -> Node:
-    r"""The node of a repeating decimal: `0.1` and `6` make 0.1666..."""
+    r"""Return the node of a repeating decimal: `0.1` and `6` make 0.1666..."""
     if not re.fullmatch(r"\d*\.\d*", text) or not digits.isdigit() or len(digits) > _MAX_PERIOD:
         raise Unreadable("a repeating decimal")
     decimals = len(text.partition(".")[2])

@@ -15,15 +15,15 @@ _CLOSING = re.compile(
     r"|, as (?:wanted|required|desired|requested))[.!]?$",
     re.IGNORECASE,
 )
+# Where a line ends a sentence and states the final answer
 _FINAL_ANSWER = re.compile(r"(?<=[.!?$\])}] )(?=Final Answer:)")
-"""Where a line ends a sentence and states the final answer."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
 _MAX_NESTED = 3
 _AROUND = " $*()\\"
 
 
 def extract_answer(response: str) -> str | None:
-    r"""The text of the answer that a response states: its last `Answer:` line, else its last
+    r"""Return the text of the answer that a response states: its last `Answer:` line, else its last
     `\boxed{}`, else None.
 
     Text before `</think>` is ignored. An `Answer:` line is read as if its boxes were not there.
@@ -56,15 +56,16 @@ def extract_answer(response: str) -> str | None:
 
 
 def _boxed(text: str) -> str:
-    """The contents of the last boxes with what belongs to their value."""
-    found = last_box_list(text)
-    return (
-        with_context(found[0], found[-1], ", ".join(box.content for box in found)) if found else ""
-    )
+    """Return the contents of the last boxes with what belongs to their value."""
+    boxes = last_box_list(text)
+    if not boxes:
+        return ""
+    contents = ", ".join(box.content for box in boxes)
+    return with_context(boxes[0], boxes[-1], contents)
 
 
 def _without_boxes(line: str) -> str:
-    """The line with each box replaced by its content; it stays apart from digits next to it."""
+    """Return the line with each box replaced by its content; it stays apart from digits next to it."""
     for _ in range(_MAX_NESTED):
         pieces = []
         end = 0
@@ -78,5 +79,9 @@ def _without_boxes(line: str) -> str:
 
 
 def _apart(box: Box) -> str:
-    around = box.text[: box.start].rstrip(_AROUND)[-1:] + box.text[box.end :].lstrip(_AROUND)[:1]
-    return f" {{{box.content}}} " if any(map(str.isdigit, around)) else f" {box.content} "
+    """Return the content of a box, in braces next to digits, with which it would be one number."""
+    preceding_character = box.text[: box.start].rstrip(_AROUND)[-1:]
+    following_character = box.text[box.end :].lstrip(_AROUND)[:1]
+    if preceding_character.isdigit() or following_character.isdigit():
+        return f" {{{box.content}}} "
+    return f" {box.content} "

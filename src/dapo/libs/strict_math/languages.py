@@ -126,6 +126,7 @@ _UNSPACED = {
 }  # fmt: skip
 LANGUAGES = (*_SPACED, *_UNSPACED)
 """The languages besides English that are read."""
+# Words that an English text may have: they alone make no sentence of another language
 _NO_MARK = frozenset(
     [
         "also",
@@ -155,7 +156,6 @@ _NO_MARK = frozenset(
         "then",
     ]
 )
-"""Words that an English text may have: they alone make no sentence of another language."""
 PROSE = (
     "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0400-\u052f\u0590-\u0fff\u1000-\u1cff\u1e00-\u1fff"
     "\u3005-\u3007\u3021-\u9fff\uac00-\ud7af"
@@ -232,17 +232,20 @@ FOLLOWING = frozenset(
 
 
 def is_prose(text: str) -> bool:
-    """Whether a text has words in another script than plain Latin, or Latin letters with marks."""
+    """Return True if a text has words in another script than plain Latin, or Latin letters with
+    marks.
+    """
     return not text.isascii() and _PROSE_CHARACTER.search(text) is not None
 
 
 def denies(text: str) -> bool:
-    """Whether a text has a denial of another language."""
+    """Return True if a text has a denial of another language."""
     return _FALSE_LATER.search(text) is not None
 
 
 def value_in_language(line: str, question: str = "") -> str | None:
-    """The value of a sentence of another language that only states it; None for any other text.
+    """Return the value of a sentence of another language that only states it; None for any other
+    text.
 
     Args:
         line: one line without repeated white space.
@@ -252,57 +255,61 @@ def value_in_language(line: str, question: str = "") -> str | None:
         return None
     line = _ENDING.sub("", line.lstrip(' *_"“'))
     for language in LANGUAGES:
-        before, after, marks = _patterns(language)
-        opening = before.match(line)
+        opening_pattern, closing_pattern, marks = _patterns(language)
+        opening = opening_pattern.match(line)
         start = opening.end() if opening else 0
-        closing = after.search(line, start)
+        closing = closing_pattern.search(line, start)
         end = closing.start() if closing else len(line)
         value = line[start:end].strip(" ,:：，")
         if value and marks.search(f"{line[:start]} {line[end:]}") and not is_prose(value):
             return value
-    stated = _SUBJECT.fullmatch(line) if is_prose(question) and is_prose(line) else None
-    subject = stated["subject"].strip(" ,，").casefold() if stated else ""
-    return (
-        stated["value"]
-        if stated and len(subject) > 1 and _in_question(subject, question.casefold())
-        else None
-    )
+    if not is_prose(question) or not is_prose(line):
+        return None
+    statement = _SUBJECT.fullmatch(line)
+    if statement is None:
+        return None
+    subject = statement["subject"].strip(" ,，").casefold()
+    if len(subject) > 1 and _in_question(subject, question.casefold()):
+        return statement["value"]
+    return None
 
 
 def _in_question(subject: str, question: str) -> bool:
-    """Whether the subject of a sentence, without a word such as `so` before it, is a phrase of the
-    question.
+    """Return True if the subject of a sentence, without a word such as `so` before it, is a phrase
+    of the question.
     """
+    if len(subject) > 1 and subject in question:
+        return True
     for language in LANGUAGES:
         opening = _patterns(language)[0].match(subject)
-        for phrase in (subject, subject[opening.end() :] if opening else ""):
-            if len(phrase) > 1 and phrase in question:
-                return True
+        phrase = subject[opening.end() :] if opening else ""
+        if len(phrase) > 1 and phrase in question:
+            return True
     return False
 
 
 @cache
 def _patterns(language: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """The words of a language at the start of a text, at its end, and those that show the
+    """Return the words of a language at the start of a text, at its end, and those that show the
     language.
     """
     spaced = language in _SPACED
     words = sorted((_SPACED.get(language) or _UNSPACED[language]).split(), key=len, reverse=True)
-    marks = (
-        words
-        if not spaced
-        else [w for w in words if w not in _NO_MARK and (len(w) > 3 or not w.isascii())]
-    )
+    marks = list(words)
+    if spaced:
+        # short words of plain letters stand in other languages as well
+        long_words = [word for word in words if len(word) > 3 or not word.isascii()]
+        marks = [word for word in long_words if word not in _NO_MARK]
     any_word = "|".join(map(re.escape, words))
     any_mark = "|".join(map(re.escape, marks))
     if spaced:
         any_word = rf"(?:{any_word})(?<!')(?![\w'])|(?:l|d|c)'(?=\w)"
         any_mark = rf"(?<!\w)(?:{any_mark})(?!\w)"
-        behind = rf"(?:(?<=[\s\d}}$)\]])(?:{any_word}){_BETWEEN}){{1,12}}$"
+        ending_pattern = rf"(?:(?<=[\s\d}}$)\]])(?:{any_word}){_BETWEEN}){{1,12}}$"
     else:
-        behind = rf"(?:(?:{any_word}){_BETWEEN}){{1,12}}$"
+        ending_pattern = rf"(?:(?:{any_word}){_BETWEEN}){{1,12}}$"
     return (
         re.compile(rf"{_BETWEEN}(?:(?:{any_word}){_BETWEEN}){{1,24}}", re.IGNORECASE),
-        re.compile(rf"{_BETWEEN}{behind}", re.IGNORECASE),
+        re.compile(rf"{_BETWEEN}{ending_pattern}", re.IGNORECASE),
         re.compile(any_mark, re.IGNORECASE),
     )

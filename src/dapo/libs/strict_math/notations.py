@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .answer import BaseNumber
 from .expressions import Unreadable, parse_expression
 from .text import without_text_commands
-from .token_lists import is_bracketed, returns_only_at_end, split
+from .token_lists import closes_at_end, is_bracketed, split
 from .tokenizer import Token, is_name
 from .units import MONEY_CODES
 from .vocabulary import CARDINALS
@@ -23,72 +23,88 @@ _DATE = re.compile(
     r" (?P<year>\d{4}))?",
     re.IGNORECASE,
 )
+_POINT_WORDS = frozenset(("the", "point", "ordered", "pair", "vector"))
 _LABEL = re.compile(r"(?P<word>[A-Za-z]{3,}) (?P<number>\d{1,4}|[A-Z])")
+_HEXADECIMAL = re.compile("[\\dA-Fa-f]{2,}")
+_DIGITS = re.compile(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*")
+_BASE = re.compile(r"\d{1,2}|[a-z]+")
 _BASES = {word: str(base) for base, word in enumerate(CARDINALS)} | {"hex": "16"}
 
 
 def label_of(text: str) -> str | None:
-    """A date in one form, or a name with a number (`Team 3`); None for any other text."""
+    """Return a date in one form, or a name with a number (`Team 3`); None for any other text."""
     plain = " ".join(without_text_commands(text).split())
-    if date := _DATE.fullmatch(plain):
-        month = (date["month"] or date["second"]).lower()[:3]
-        day = int(date["day"] or date["first"])
-        return f"{month} {day}" + (f" {date['year']}" if date["year"] else "")
+    date = _DATE.fullmatch(plain)
+    if date:
+        return _one_form(date)
     label = _LABEL.fullmatch(plain)
-    return (
-        plain
-        if label and is_name(label["word"]) and label["word"].lower() not in MONEY_CODES
-        else None
-    )
+    if label is None:
+        return None
+    is_label = is_name(label["word"]) and label["word"].lower() not in MONEY_CODES
+    return plain if is_label else None
+
+
+def _one_form(date: re.Match[str]) -> str:
+    """Return a date as `mar 14` or `mar 14 2024`."""
+    month = date["month"] or date["second"]
+    day = int(date["day"] or date["first"])
+    text = f"{month.lower()[:3]} {day}"
+    if date["year"]:
+        text += f" {date['year']}"
+    return text
 
 
 def base_number(tokens: Sequence[Token]) -> BaseNumber | None:
-    r"""A number in a named base, such as `1011_2` or `(1A)_{16}`, if the tokens are one."""
-    index = next((i for i, t in enumerate(tokens) if t.is_sign("_")), None)
-    if index is None or index == 0:
+    r"""Return a number in a named base, such as `1011_2` or `(1A)_{16}`; None for anything else."""
+    index = next((i for i, token in enumerate(tokens) if token.is_sign("_")), 0)
+    if index == 0:
         return None
-    digits = "".join(t.text for t in tokens[:index]).strip("()")
-    base = "".join(t.text for t in tokens[index + 1 :]).strip("{}()")
+    digits = "".join(token.text for token in tokens[:index]).strip("()")
+    base = "".join(token.text for token in tokens[index + 1 :]).strip("{}()")
     base = _BASES.get(base.lower(), base)
-    is_hexadecimal = base == "16" and re.fullmatch("[\\dA-Fa-f]{2,}", digits) is not None
-    is_digits = re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) is not None
-    if not (is_hexadecimal or is_digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
+    # `ABC` is a number only where the base says so; elsewhere it is a product
+    is_hexadecimal = base == "16" and _HEXADECIMAL.fullmatch(digits) is not None
+    if not is_hexadecimal and not _DIGITS.fullmatch(digits):
+        return None
+    if not _BASE.fullmatch(base):
         return None
     return BaseNumber(digits.upper().lstrip("0") or "0", base)
 
 
 def name_of(side: Sequence[Token]) -> str | None:
-    r"""The name if a side is only a name, as `x`, `x_1` and `f(3)` are; else None."""
+    r"""Return the name if a side is only a name, as `x`, `x_1` and `f(3)` are; else None."""
     if not side or side[0].kind != "name":
         return None
-    if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and side[0].text.isalpha():
-        return (
-            side[0].text
-            if returns_only_at_end(side[1:]) and not side[2].is_sign("+", "-")
-            else None
-        )
+    first = side[0].text
+    if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and first.isalpha():
+        # a value of a function, unlike the product `x(+1)`
+        is_call = closes_at_end(side[1:]) and not side[2].is_sign("+", "-")
+        return first if is_call else None
     try:
         node = parse_expression(side)
     except Unreadable:
         return None
-    return node.text if node.op == "name" or node.text == "e" else None
+    if node.op == "name" or node.text == "e":
+        return node.text
+    return None
 
 
 def names_of_side(side: Sequence[Token]) -> tuple[str, ...]:
-    """The names if a side is only names, as `x` and `(x, y)` are; else empty."""
-    if name := name_of(side):
+    """Return the names if a side is only names, as `x` and `(x, y)` are; else nothing."""
+    name = name_of(side)
+    if name:
         return (name,)
     if is_bracketed(side, "("):
-        names = [name_of(piece) for piece in split(side[1:-1], ",")]
-        if len(names) > 1 and all(names):
-            return tuple(name for name in names if name)
+        coordinates = split(side[1:-1], ",")
+        names = tuple(filter(None, map(name_of, coordinates)))
+        if len(names) == len(coordinates) > 1:
+            return names
     return ()
 
 
 def names_points(tokens: Sequence[Token]) -> bool:
-    """Whether tokens introduce coordinates: `A`, `the point`."""
+    """Return True if tokens introduce coordinates: `A`, `the point`."""
     if len(tokens) == 1 and tokens[0].kind == "name":
         return tokens[0].text.isupper()
-    return bool(tokens) and all(
-        t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens
-    )
+    words = {token.text.lower() for token in tokens}
+    return bool(words) and words <= _POINT_WORDS

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from .asked import asked_expressions
 from .asked_units import AskedUnits
@@ -14,8 +15,8 @@ from .vocabulary import CARDINALS, word_set
 
 _MAX_CHARS = 20_000
 _MAX_COUNTED = 500
+# A text with fewer words is no question whose words an answer could quote
 _MIN_WORDS = 3
-"""A text with fewer words is no question whose words an answer could quote."""
 _WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
 _SENTENCE = re.compile(r"(?:[^.?!\n]|[.?!](?=\S))+[.?!]?")
 _ENDS = frozenset("?.!\n")
@@ -42,6 +43,7 @@ _PASSED_OVER = word_set(
     "possible positive integer value of given listed following two three four five six seven eight"
     " nine ten"
 )
+_QUESTION_WORDS = ("what", "which", "much", "how")
 _IS = word_set("is are was were")
 _JOINING = word_set(
     "of in that which who to for from with by and at on there is are left remaining remain has have"
@@ -54,8 +56,12 @@ _ASKS_EQUATION = re.compile(
     r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b",
     re.IGNORECASE,
 )
+_ASKS_SOLUTION = re.compile(r"\bsolve|\bsolutions?\b|\broots?\b", re.IGNORECASE)
 _BASE_NAMES = {"2": "binary", "8": "octal", "16": "hexadecimal"}
+_ONE_OF_SEVERAL = re.compile(r"\b(?:each|every|one|a|an|per|other)\b", re.IGNORECASE)
 _PRONOUNS = word_set("he she they his her their him them who")
+_REFERRING = word_set("he she they it him her them their his its")
+_Phrase: TypeAlias = Sequence[tuple[str, bool]]  # words, each with whether it is a possessive
 _PERSONS = word_set(
     "people person child man woman boy girl student teacher friend worker player team family"
     " customer farmer runner driver member brother sister mother father passenger guest employee"
@@ -103,7 +109,7 @@ class Question:
 
     @property
     def is_known(self) -> bool:
-        """Whether the text has enough words to be quoted."""
+        """True if the text has enough words to be quoted."""
         return len(self.words) >= _MIN_WORDS
 
     @cached_property
@@ -118,17 +124,17 @@ class Question:
         return AskedUnits(self.text[-_MAX_CHARS:], self._asking_text)
 
     def contradicts(self, unit: Unit) -> bool:
-        """Whether the question excludes a unit: centimeters where it asks for meters, minutes for a
-        number of seats.
+        """Return True if the question excludes a unit: centimeters where it asks for meters,
+        minutes for a number of seats.
         """
         return self.is_known and self._units.exclude(unit)
 
     def contradicts_quantity(self, quantity: str) -> bool:
-        """Whether the question asks for a quantity of other dimensions than the named one, such as
-        `perimeter`.
+        """Return True if the question asks for a quantity of other dimensions than the named one,
+        such as `perimeter`.
         """
-        named = self.is_known and not asked_expressions(self.text).texts
-        return named and self._units.exclude_quantity(quantity)
+        asks_in_words = self.is_known and not asked_expressions(self.text).texts
+        return asks_in_words and self._units.exclude_quantity(quantity)
 
     @cached_property
     def _compact(self) -> str:
@@ -136,25 +142,27 @@ class Question:
         return _LATEX_MARKS.sub("", self.text[-_MAX_CHARS:])
 
     def writes(self, expression: str) -> bool:
-        """Whether an expression stands in the question, or a value of its function: `f(3)`, where
-        it has `f(x)`.
+        """Return True if an expression stands in the question, or a value of its function: `f(3)`,
+        where it has `f(x)`.
         """
         compact = _LATEX_MARKS.sub("", expression)
         function = _FUNCTION.match(compact)
         if function and function["argument"].isalnum() and f"{function['name']}(" in self._compact:
             return True
         place = self._compact.find(compact)
+        if len(compact) > 1:
+            return place >= 0
         while place >= 0:
-            around = (
-                self._compact[max(0, place - 1) : place] + self._compact[place + len(compact) :][:1]
-            )
-            if len(compact) > 1 or not around.isalpha():
+            # a letter between two letters is a part of a word
+            end = place + len(compact)
+            neighbours = self._compact[max(0, place - 1) : place] + self._compact[end : end + 1]
+            if not neighbours.isalpha():
                 return True
             place = self._compact.find(compact, place + 1)
         return False
 
     def uses_letters(self, names: frozenset[str]) -> bool:
-        """Whether the question has all these variables: single letters, or points of its
+        """Return True if the question has all these variables: single letters, or points of its
         figures.
         """
         plain = {name.split("_")[0].lstrip("\\") for name in names}
@@ -168,67 +176,59 @@ class Question:
 
     @cached_property
     def asks_for_equation(self) -> bool:
-        """Whether it asks for an equation, all of whose forms are right: `the equation of the
+        """True if the question asks for an equation, all of whose forms are right: `the equation of the
         line`.
         """
-        asks = _ASKS_EQUATION.search(self._asking_text) is not None
-        return (
-            asks
-            and re.search(r"\bsolve|\bsolutions?\b|\broots?\b", self._asking_text, re.IGNORECASE)
-            is None
-        )
+        if not _ASKS_EQUATION.search(self._asking_text):
+            return False
+        return _ASKS_SOLUTION.search(self._asking_text) is None
 
     def measures(self, quantity: str) -> bool:
-        """Whether it asks for a quantity of the same dimensions as the named one: a price, where it
-        asks for a cost.
+        """Return True if the question asks for a quantity of the same dimensions as the named one: a price,
+        where it asks for a cost.
         """
         return self._units.asks_quantity(quantity)
 
     @cached_property
     def asks_for_chance(self) -> bool:
-        """Whether it asks for a probability or an expected value, which answers call `P(A)` and
+        """True if the question asks for a probability or an expected value, which answers call `P(A)` and
         `E(X)`.
         """
         return re.search(r"probab|chance|likel|expect|odds", self.text, re.IGNORECASE) is not None
 
     @cached_property
     def asks_for_remainder(self) -> bool:
-        """Whether it asks for a remainder, or works with one."""
+        """True if the question asks for a remainder, or works with one."""
         return re.search(r"remainder|\bmod|modul[ou]", self.text, re.IGNORECASE) is not None
 
     def asks_for_base(self, base: str) -> bool:
-        """Whether it asks for the digits in this base."""
-        name = _BASE_NAMES.get(
-            base, CARDINALS[int(base)] if base.isdigit() and int(base) < len(CARDINALS) else base
-        )
-        return (
-            re.search(
-                rf"\bbase[\s$-]*(?:{base}|{name})\b|\b{name}\b", self._asking_text, re.IGNORECASE
-            )
-            is not None
-        )
+        """Return True if the question asks for the digits in this base."""
+        name = _BASE_NAMES.get(base, base)
+        if name.isdigit() and int(name) < len(CARDINALS):
+            name = CARDINALS[int(name)]
+        pattern = rf"\bbase[\s$-]*(?:{base}|{name})\b|\b{name}\b"
+        return re.search(pattern, self._asking_text, re.IGNORECASE) is not None
 
     def has(self, words: Sequence[str]) -> bool:
-        """Whether all these words occur in the question."""
+        """Return True if all these words occur in the question."""
         return all(_singular(word) in self.words for word in words)
 
     def asks_about(self, words: Sequence[str]) -> bool:
-        """Whether all these words occur in the sentences that ask; `that` and the like may stand
-        between.
+        """Return True if all these words occur in the sentences that ask; `that` and the like may
+        stand between.
         """
         asking = {_singular(word) for sentence in self._asking_sentences for word, _ in sentence}
         verbs = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
-        return all(
-            _singular(word) in asking
-            or _verb(word) in verbs
-            or word in _JOINING
-            or word in DETERMINERS
-            for word in words
-        )
+        for word in words:
+            if word in _JOINING or word in DETERMINERS:
+                continue
+            if _singular(word) not in asking and _verb(word) not in verbs:
+                return False
+        return True
 
     @cached_property
     def has_person(self) -> bool:
-        """Whether it speaks of somebody, whom an answer may call `he`, `she` or `they`."""
+        """True if it speaks of somebody, whom an answer may call `he`, `she` or `they`."""
         if not _PRONOUNS.isdisjoint(word for sentence in self._sentences for word in sentence):
             return True
         if any(_singular(word) in _PERSONS for sentence in self._sentences for word in sentence):
@@ -238,142 +238,134 @@ class Question:
 
     @property
     def asks_for_each(self) -> bool:
-        """Whether a sentence that asks is about each of several things, or about one of them."""
-        return (
-            re.search(r"\b(?:each|every|one|a|an|per|other)\b", self._asking_text, re.IGNORECASE)
-            is not None
-        )
+        """True if a sentence that asks is about each of several things, or about one of them."""
+        return _ONE_OF_SEVERAL.search(self._asking_text) is not None
 
     def counts(self, words: Sequence[str]) -> bool:
-        """Whether the question asks for a number of things, these among them."""
+        """Return True if the question asks for a number of things, these among them."""
         return "number" in self.words or not self._units.things.isdisjoint(map(_singular, words))
 
     def quotes(self, phrase: str) -> bool:
-        """Whether a noun phrase is the one whose value the question requests, not one inside of
-        another phrase.
+        """Return True if a noun phrase is the one whose value the question requests, not one inside
+        of another phrase.
         """
         phrase = _OF_THE_GIVEN.sub(" of these ", phrase.replace(" among ", " of "))
         extreme = _EXTREME.fullmatch(phrase)
-        if extreme and (extreme["of"] or not extreme["thing"].endswith("s")):
-            return self._asks_extreme(
-                extreme["which"].lower(), extreme["thing"].lower()
-            ) or self._quotes(phrase)
-        return self._quotes(phrase)
+        if extreme is None:
+            return self._quotes(phrase)
+        which = extreme["which"].lower()
+        thing = extreme["thing"].lower()
+        # `the largest numbers` are several, unlike `the largest of these numbers`
+        is_one = bool(extreme["of"]) or not extreme["thing"].endswith("s")
+        return (is_one and self._asks_extreme(which, thing)) or self._quotes(phrase)
 
     def _quotes(self, phrase: str) -> bool:
-        head, of, rest = phrase.partition(" of ")
-        whole = _content(_WORD.findall(phrase))
-        first = _content(_WORD.findall(head))
-        moved = (
-            [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)]
-            if len(whole) > 1 and not of
-            else whole
-        )
+        """Return True if a sentence that asks has the phrase, or its head for a thing it names."""
+        head, of, thing = phrase.partition(" of ")
+        content = _content(_WORD.findall(phrase))
+        forms = [content] if content else []
+        if len(content) > 1 and not of:
+            # `the largest number`, where the question has `the largest of these numbers`
+            noun, _ = content[-1]
+            forms.append([*content[:-1], ("of", False), (f"{noun}s", False)])
+        head_content = _content(_WORD.findall(head)) if of else []
+        thing_words = [word for word, _ in _content(thing.split())]
         for sentence in self._asking_sentences:
-            if whole and any(True for words in (whole, moved) for _ in _starts(sentence, words)):
-                # `the largest number`, where the question has `the largest of these numbers`
+            if any(_occurs(sentence, form) for form in forms):
                 return True
-            ends = (
-                [index + len(first) for index in _starts(sentence, first)] if first and of else []
-            )
-            continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
-            if not all(continues) and self.has([word for word, _ in _content(rest.split())]):
+            if head_content and _occurs_alone(sentence, head_content) and self.has(thing_words):
                 return True  # `the area of the rectangle`, where the question has `its area`
         return False
 
     def _asks_extreme(self, which: str, thing: str) -> bool:
-        """Whether the question requests the smallest, say, of some things, however it names
+        """Return True if the question requests the smallest, say, of some things, however it names
         them.
         """
         for sentence in self._asking_sentences:
             for index in _starts(sentence, [(which, False)]):
-                rest = (
-                    word
-                    for word, _ in sentence[index + 1 :]
-                    if word not in _PASSED_OVER and not word.isdigit()
-                )
-                following = next(rest, None)
-                if (
-                    self.has([thing])
-                    if following is None
-                    else _singular(following) == _singular(thing)
-                ):
+                noun = _noun_behind(sentence, index)
+                if noun is None and self.has([thing]):
+                    return True
+                if noun is not None and _singular(noun) == _singular(thing):
                     return True
         return False
 
     def restates(self, words: str) -> bool:
-        """Whether words after a number are those after `how many` in the question, all or the first
-        of them.
+        """Return True if words after a number are those after `how many` in the question, all or
+        the first of them.
         """
-        given = _plain_words(words)
-        if not given or any(word.isdigit() for word in given):
+        answer_words = _plain_words(words)
+        if not answer_words or any(word.isdigit() for word in answer_words):
             return False
-        return any(counted[: len(given)] == given for counted in self._counted)
+        return any(counted[: len(answer_words)] == answer_words for counted in self._counted)
 
     @cached_property
     def _counted(self) -> list[list[str]]:
         """The words after each `how many`."""
-        starts = (found.end() for found in _HOW_MANY.finditer(self._asking_text))
+        starts = (request.end() for request in _HOW_MANY.finditer(self._asking_text))
         return [_plain_words(self._asking_text[start : start + _MAX_COUNTED]) for start in starts]
 
     def ends_with(self, words: str) -> bool:
-        """Whether a sentence that asks ends with these words, at least two of them."""
-        given = _plain_words(words)
-        return len(given) > 1 and any(ending[-len(given) :] == given for ending in self._endings)
+        """Return True if a sentence that asks ends with these words, at least two of them."""
+        answer_words = _plain_words(words)
+        size = len(answer_words)
+        return size > 1 and any(ending[-size:] == answer_words for ending in self._endings)
 
     @cached_property
     def _endings(self) -> list[list[str]]:
         return [
-            _plain_words(" ".join(word for word, _ in each[-_MAX_COUNTED:]))
-            for each in self._asking_sentences
+            _plain_words(" ".join(word for word, _ in sentence[-_MAX_COUNTED:]))
+            for sentence in self._asking_sentences
         ]
 
     def names_actor(self, phrase: str) -> bool:
-        """Whether a phrase names somebody or something of the question."""
-        words = _content(phrase.split())
+        """Return True if a phrase names somebody or something of the question."""
+        words = [word for word, _ in _content(phrase.split())]
+        if not words or not self.has(words):
+            return False
         asking = {word for sentence in self._asking_sentences for word, _ in sentence}
-        refers = bool(
-            asking & {"he", "she", "they", "it", "him", "her", "them", "their", "his", "its"}
-        )
-        return (
-            bool(words)
-            and self.has([w for w, _ in words])
-            and (refers or all(w in asking for w, _ in words))
-        )
+        # a pronoun may stand for the name
+        return not asking.isdisjoint(_REFERRING) or asking.issuperset(words)
 
     def asks_with(self, verb: str) -> bool:
-        """Whether a sentence that asks has this verb, in any of its forms."""
+        """Return True if a sentence that asks has this verb, in any of its forms."""
         forms = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
         return _verb(verb) in forms
 
     @cached_property
     def _asking_text(self) -> str:
         """The sentences that ask, as they stand in the text."""
-        found = [each for each in _SENTENCE.findall(self.text[-_MAX_CHARS:]) if each.strip()]
-        asking = [
-            s
-            for s in found
-            if s.rstrip().endswith("?") or not _ASKING.isdisjoint(re.findall("[a-z]+", s.lower()))
-        ]
-        return " ".join(asking or found[-1:])
+        sentences = list(filter(str.strip, _SENTENCE.findall(self.text[-_MAX_CHARS:])))
+        asking = []
+        for sentence in sentences:
+            has_verb = not _ASKING.isdisjoint(re.findall("[a-z]+", sentence.lower()))
+            if has_verb or sentence.rstrip().endswith("?"):
+                asking.append(sentence)
+        return " ".join(asking or sentences[-1:])
 
     @cached_property
     def _asking_sentences(self) -> list[list[tuple[str, bool]]]:
         """The sentences with a question mark or a verb that asks, and the last one; see
         `_content`.
         """
-        found = [s for s in self._sentences if s[-1] == "?" or not _ASKING.isdisjoint(s)]
-        return [_content([w for w in s if w not in _ENDS]) for s in found or self._sentences[-1:]]
+        # a question mark is one of the words that ask
+        asking = [words for words in self._sentences if not _ASKING.isdisjoint(words)]
+        return [
+            _content([word for word in words if word not in _ENDS])
+            for words in asking or self._sentences[-1:]
+        ]
 
 
 def _plain_words(text: str) -> list[str]:
-    """The singulars of the words of a text without determiners and forms of `to be` and `to do`."""
+    """Return the singulars of the words of a text without determiners and forms of `to be` and `to
+    do`.
+    """
     words = (word.lower().replace("’", "'") for word in _WORD.findall(text))
     return [_singular(word) for word in words if word not in _LIGHT]
 
 
 def _content(words: Sequence[str]) -> list[tuple[str, bool]]:
-    """The words without determiners, each with whether it is a possessive."""
+    """Return the words without determiners, each with whether it is a possessive."""
     plain = (word.lower().replace("’", "'") for word in words)
     return [
         (word.removesuffix("'s").rstrip("'"), word.endswith(("'s", "s'")))
@@ -382,23 +374,39 @@ def _content(words: Sequence[str]) -> list[tuple[str, bool]]:
     ]
 
 
-def _starts(
-    sentence: Sequence[tuple[str, bool]], phrase: Sequence[tuple[str, bool]]
-) -> Iterator[int]:
-    """The indices at which a phrase stands in a sentence as the thing that is asked for."""
+def _starts(sentence: _Phrase, phrase: _Phrase) -> Iterator[int]:
+    """Yield the indices at which a phrase stands in a sentence as the thing that is asked for."""
     words = [word for word, _ in phrase]
     for index in range(len(sentence) - len(words) + 1):
         if [word for word, _ in sentence[index : index + len(words)]] != words:
             continue
         # `Tom's` in `What is Tom's age?`
         start = index - 1 if index and sentence[index - 1][1] else index
-        before = [word for word, _ in sentence[max(0, start - 2) : start]]
-        if (
-            not before
-            or before[-1] in _STARTS
-            or (before[-1] in _IS and before[0] in ("what", "which", "much", "how"))
-        ):
+        preceding = [word for word, _ in sentence[max(0, start - 2) : start]]
+        is_first = not preceding or preceding[-1] in _STARTS
+        if is_first or (preceding[-1] in _IS and preceding[0] in _QUESTION_WORDS):
             yield index
+
+
+def _occurs(sentence: _Phrase, phrase: _Phrase) -> bool:
+    return any(True for _ in _starts(sentence, phrase))
+
+
+def _occurs_alone(sentence: _Phrase, phrase: _Phrase) -> bool:
+    """Return True if a phrase stands in a sentence without an `of` behind it."""
+    for index in _starts(sentence, phrase):
+        end = index + len(phrase)
+        if end == len(sentence) or sentence[end][0] != "of":
+            return True
+    return False
+
+
+def _noun_behind(sentence: _Phrase, index: int) -> str | None:
+    """Return the next word that is no adjective or number; None at the end of a sentence."""
+    for word, _ in sentence[index + 1 :]:
+        if word not in _PASSED_OVER and not word.isdigit():
+            return word
+    return None
 
 
 def _singular(word: str) -> str:

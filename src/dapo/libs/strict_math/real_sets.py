@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 from .arithmetic import is_less, real_key, same_values, value_of
@@ -20,22 +21,24 @@ class Endpoint:
 
     @classmethod
     def read(cls, node: Node) -> "Endpoint":
-        """The endpoint given by an expression without variables. Raises Undefined or TooCostly."""
+        """Return the endpoint given by an expression without variables. Raises Undefined or
+        TooCostly.
+        """
         if infinity_of(node):
             return cls(infinite=infinity_of(node))
         return cls(node=node, value=real_key(value_of(node)))
 
-    def before(self, other: "Endpoint") -> bool:
-        """Whether it is smaller."""
-        if self.infinite or other.infinite:
-            return self.infinite < other.infinite
-        return is_less(self.value, other.value)
+    def before(self, end: "Endpoint") -> bool:
+        """Return True if it is smaller."""
+        if self.infinite or end.infinite:
+            return self.infinite < end.infinite
+        return is_less(self.value, end.value)
 
-    def equals(self, other: "Endpoint") -> bool:
-        """Whether the values are equal."""
-        if self.infinite or other.infinite:
-            return self.infinite == other.infinite
-        return same_values(self.value, other.value)
+    def equals(self, end: "Endpoint") -> bool:
+        """Return True if the values are equal."""
+        if self.infinite or end.infinite:
+            return self.infinite == end.infinite
+        return same_values(self.value, end.value)
 
 
 def infinity_of(node: Node) -> int:
@@ -56,7 +59,7 @@ class Interval:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no number is in it."""
+        """True if no number is in it."""
         if self.low.equals(self.high):
             return bool(self.low.infinite) or not (self.low_closed and self.high_closed)
         return self.high.before(self.low)
@@ -69,12 +72,14 @@ REALS: RealSet = (Interval(MINUS_INFINITY, INFINITY, False, False),)
 
 
 def point(end: Endpoint) -> RealSet:
-    """The set of one number."""
+    """Return the set of one number."""
     return (Interval(end, end, True, True),)
 
 
 def half_line(end: Endpoint, sign: str) -> RealSet:
-    """The numbers `x` for which `x sign end` is true; `sign` is one of `<`, `≤`, `>`, `≥`, `≠`."""
+    """Return the numbers `x` for which `x sign end` is true; `sign` is one of `<`, `≤`, `>`, `≥`,
+    `≠`.
+    """
     below = Interval(MINUS_INFINITY, end, False, sign == "≤")
     above = Interval(end, INFINITY, sign == "≥", False)
     if sign == "≠":
@@ -85,15 +90,15 @@ def half_line(end: Endpoint, sign: str) -> RealSet:
 
 
 def union(*real_sets: RealSet) -> RealSet:
-    """The numbers in any of the sets."""
-    intervals = [
-        interval for real_set in real_sets for interval in real_set if not interval.is_empty
-    ]
+    """Return the numbers in any of the sets."""
     ordered: list[Interval] = []
-    for interval in intervals:
-        index = next(
-            (i for i, other in enumerate(ordered) if _starts_before(interval, other)), len(ordered)
-        )
+    for interval in chain(*real_sets):
+        if interval.is_empty:
+            continue
+        # no sorting by a key: the ends are compared to 40 digits
+        index = 0
+        while index < len(ordered) and not _starts_before(interval, ordered[index]):
+            index += 1
         ordered.insert(index, interval)
     merged: list[Interval] = []
     for interval in ordered:
@@ -104,65 +109,77 @@ def union(*real_sets: RealSet) -> RealSet:
     return tuple(merged)
 
 
-def intersection(one: RealSet, other: RealSet) -> RealSet:
-    """The numbers in both sets."""
-    return union(tuple(found for a in one for b in other if not (found := _common(a, b)).is_empty))
+def intersection(first: RealSet, second: RealSet) -> RealSet:
+    """Return the numbers in both sets."""
+    return union(tuple(_common(a, b) for a, b in product(first, second)))
 
 
 def complement(real_set: RealSet) -> RealSet:
-    """The real numbers outside the set."""
-    found = REALS
+    """Return the real numbers outside the set."""
+    outside = REALS
     for interval in real_set:
         pieces: list[Interval] = []
         if not interval.low.infinite:
             pieces.append(Interval(MINUS_INFINITY, interval.low, False, not interval.low_closed))
         if not interval.high.infinite:
             pieces.append(Interval(interval.high, INFINITY, not interval.high_closed, False))
-        found = intersection(found, tuple(pieces))
-    return found
+        outside = intersection(outside, tuple(pieces))
+    return outside
 
 
-def same_endpoints(one: RealSet, other: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
-    """The pairs of corresponding endpoints if two sets have the same intervals, else None."""
-    if len(one) != len(other):
+def same_endpoints(first: RealSet, second: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
+    """Return the pairs of corresponding endpoints if two sets have the same intervals, else None."""
+    if len(first) != len(second):
         return None
     pairs = []
-    for a, b in zip(one, other, strict=True):
-        closed = (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed)
-        if not (closed and a.low.equals(b.low) and a.high.equals(b.high)):
+    for interval, counterpart in zip(first, second, strict=True):
+        if interval.low_closed != counterpart.low_closed:
             return None
-        pairs += [(a.low, b.low), (a.high, b.high)]
+        if interval.high_closed != counterpart.high_closed:
+            return None
+        for pair in ((interval.low, counterpart.low), (interval.high, counterpart.high)):
+            if not pair[0].equals(pair[1]):
+                return None
+            pairs.append(pair)
     return pairs
 
 
-def _starts_before(one: Interval, other: Interval) -> bool:
-    if one.low.equals(other.low):
-        return one.low_closed and not other.low_closed
-    return one.low.before(other.low)
+def _starts_before(first: Interval, second: Interval) -> bool:
+    if first.low.equals(second.low):
+        return first.low_closed and not second.low_closed
+    return first.low.before(second.low)
 
 
-def _touches(one: Interval, other: Interval) -> bool:
-    """Whether `other`, which starts later, overlaps or continues `one`."""
-    if one.high.equals(other.low):
-        return one.high_closed or other.low_closed
-    return other.low.before(one.high)
+def _touches(earlier: Interval, later: Interval) -> bool:
+    """Return True if the later interval overlaps or continues the earlier one."""
+    if earlier.high.equals(later.low):
+        return earlier.high_closed or later.low_closed
+    return later.low.before(earlier.high)
 
 
-def _joined(one: Interval, other: Interval) -> Interval:
-    if one.high.equals(other.high):
-        return Interval(one.low, one.high, one.low_closed, one.high_closed or other.high_closed)
-    last = other if one.high.before(other.high) else one
-    return Interval(one.low, last.high, one.low_closed, last.high_closed)
+def _joined(earlier: Interval, later: Interval) -> Interval:
+    if earlier.high.equals(later.high):
+        return Interval(
+            earlier.low, earlier.high, earlier.low_closed, earlier.high_closed or later.high_closed
+        )
+    last = later if earlier.high.before(later.high) else earlier
+    return Interval(earlier.low, last.high, earlier.low_closed, last.high_closed)
 
 
-def _common(one: Interval, other: Interval) -> Interval:
-    first, second = (one, other) if one.low.before(other.low) else (other, one)
-    low_closed = (
-        first.low_closed and second.low_closed
-        if first.low.equals(second.low)
-        else second.low_closed
-    )
-    small, large = (one, other) if one.high.before(other.high) else (other, one)
-    same = small.high.equals(large.high)
-    high_closed = small.high_closed and large.high_closed if same else small.high_closed
-    return Interval(second.low, small.high, low_closed, high_closed)
+def _common(first: Interval, second: Interval) -> Interval:
+    """Return the numbers in both intervals, which may be none."""
+    if first.low.equals(second.low):
+        low = first.low
+        low_closed = first.low_closed and second.low_closed
+    else:
+        inner = second if first.low.before(second.low) else first
+        low = inner.low
+        low_closed = inner.low_closed
+    if first.high.equals(second.high):
+        high = second.high
+        high_closed = first.high_closed and second.high_closed
+    else:
+        inner = first if first.high.before(second.high) else second
+        high = inner.high
+        high_closed = inner.high_closed
+    return Interval(low, high, low_closed, high_closed)

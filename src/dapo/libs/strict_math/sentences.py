@@ -26,12 +26,12 @@ _LEAD = re.compile(
     r" that)?(?:,| )\s*)+",
     re.IGNORECASE,
 )
+# The name of a notation, which changes no number
 _NOTATION = (
     r"(?:in|as)(?: an?)?"
     r" (?:(?:decimal|simplest|simplified|lowest|reduced|standard|exact|scientific|fractional|mixed)"
     r" (?:form|notation|terms|number)|decimal|fraction)"
 )
-"""The name of a notation, which changes no number."""
 _IS = (
     r"(?:is|are|was|were|equals|is equal to|are equal to|will be|is given by|comes to|comes out"
     r" to|amounts to|would be)"
@@ -120,6 +120,8 @@ _TAIL = re.compile(
     r"|(?:in|at|on|for) (?P<measure>\d+ [A-Za-z]+))",
     re.IGNORECASE,
 )
+_WORDS_IN_TEXT = re.compile(r"\\text\{([A-Za-z ,:]*)\}")
+_IT_APOSTROPHE = re.compile(r"^(it|that)['’]s\b", re.IGNORECASE)
 _MAX_TAIL = 60
 _NUMBER_WORDS = re.compile(
     rf"(?<![\w.,^-])(?<!\d )(?:(?P<tens>{'|'.join(TENS)})(?:["
@@ -166,21 +168,21 @@ _OPERATION_WORDS = (
 
 
 def digits_for_words(text: str) -> str:
-    r"""The text with `twelve` and `twenty-five` as digits, and `three quarters` as
+    r"""Return the text with `twelve` and `twenty-five` as digits, and `three quarters` as
     `\frac{3}{4}`.
     """
 
-    def digits(found: re.Match[str]) -> str:
-        words = [(found[name] or "").lower() for name in ("tens", "ones", "small")]
+    def digits(match: re.Match[str]) -> str:
+        words = [(match[name] or "").lower() for name in ("tens", "ones", "small")]
         tens = 10 * (TENS.index(words[0]) + 2) if words[0] else 0
         return str(tens + sum(CARDINALS.index(word) for word in words[1:] if word))
 
-    def fraction(found: re.Match[str]) -> str:
-        count = found["count"].lower()
+    def fraction(match: re.Match[str]) -> str:
+        count = match["count"].lower()
         above = 1 if count in ("a", "an") else CARDINALS.index(count)
-        whole = (found["whole"] or "").split(" ")[0].lower()
-        whole = str(CARDINALS.index(whole)) if whole in CARDINALS else whole
-        return f"{whole}\\frac{{{above}}}{{{_PARTS[found['part'].lower()]}}}"
+        integer = (match["whole"] or "").split(" ")[0].lower()
+        integer = str(CARDINALS.index(integer)) if integer in CARDINALS else integer
+        return f"{integer}\\frac{{{above}}}{{{_PARTS[match['part'].lower()]}}}"
 
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped["words"]
@@ -188,8 +190,8 @@ def digits_for_words(text: str) -> str:
 
 
 def value_in_sentence(line: str, question: Question) -> str | None:
-    """The value of a sentence such as `The number of ways is 13.`: the text after its verb; None
-    for other lines.
+    """Return the value of a sentence such as `The number of ways is 13.`: the text after its verb;
+    None for other lines.
 
     The subject must be the answer, or the quantity that the question asks for. The caller parses
     the value.
@@ -199,84 +201,106 @@ def value_in_sentence(line: str, question: Question) -> str | None:
         question: the question; where it is not known, a few common quantities (`the area`) count as
             asked.
     """
-    line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
-    line = " ".join(line.split())
-    line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
-    for lead in (_LEAD.match(line), _IN_NOTATION.match(line)):
-        line = line[lead.end() :] if lead else line
+    line = _plain_line(line)
     operation = line
     for pattern, sign in _OPERATION_WORDS:
         operation = pattern.sub(sign, operation)
-    if computed := _COMPUTED.fullmatch(operation):
-        return f"{computed['left']} = {_without_tail(computed['value'], question)}"
-    if words := _IT_IS.fullmatch(line):
-        return words["words"]
-    first = _VALUE_FIRST.fullmatch(line)
-    if first and _is_answer(first["subject"], question):
-        return first["value"]
-    owned = _WITH_QUANTITY.fullmatch(line)
-    if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
-        return _without_tail(owned["value"], question)
-    if stated := None if _DERIVATIVE.match(line) else _STATED.fullmatch(line):
-        expression = _EXPRESSION.fullmatch(stated["subject"])
-        if expression and not expression["text"].isdigit():
-            return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
-        return (
-            _without_tail(stated["value"], question)
-            if _is_answer(stated["subject"], question)
-            else None
-        )
-    if done := _DONE.fullmatch(line):
-        if done["by"] and not (question.is_known and question.has(["by"])):
-            return None
-        return (
-            _without_tail(done["value"], question)
-            if _acts(done["subject"], done["verb"], question)
-            else None
-        )
+    computation = _COMPUTED.fullmatch(operation)
+    if computation:
+        return f"{computation['left']} = {_without_tail(computation['value'], question)}"
+    answer_words = _IT_IS.fullmatch(line)
+    if answer_words:
+        return answer_words["words"]
+    inverted = _VALUE_FIRST.fullmatch(line)  # `13 is the answer`
+    if inverted and _is_answer(inverted["subject"], question):
+        return inverted["value"]
+    possession = _WITH_QUANTITY.fullmatch(line)  # `the circle has a radius of 3`
+    if possession:
+        quantity = f"the {possession['quantity']} of {possession['owner']}"
+        if _is_quantity(quantity, question):
+            return _without_tail(possession["value"], question)
+    statement = _STATED.fullmatch(line)
+    if statement and not _DERIVATIVE.match(line):
+        return _value_of_statement(statement, question)
+    deed = _DONE.fullmatch(line)
+    if deed:
+        return _value_of_deed(deed, question)
     return _without_tail(line, question)
 
 
+def _plain_line(line: str) -> str:
+    """Return a sentence without text commands, a full stop and words such as `so` before it."""
+    line = _WORDS_IN_TEXT.sub(r"\1", line.strip().rstrip(".").rstrip())
+    line = _IT_APOSTROPHE.sub(r"\1 is", " ".join(line.split()))
+    # both are looked up in the whole line: the second is no continuation of the first
+    leads = (_LEAD.match(line), _IN_NOTATION.match(line))
+    for lead in filter(None, leads):
+        line = line[lead.end() :]
+    return line
+
+
+def _value_of_statement(statement: re.Match[str], question: Question) -> str | None:
+    """Return the value of `SUBJECT is VALUE`; None if the subject is not the answer."""
+    expression = _EXPRESSION.fullmatch(statement["subject"])
+    if expression and not expression["text"].isdigit():
+        if statement["verb"]:
+            return f"{expression['text']} = {statement['value']}"
+        return None
+    if not _is_answer(statement["subject"], question):
+        return None
+    return _without_tail(statement["value"], question)
+
+
+def _value_of_deed(deed: re.Match[str], question: Question) -> str | None:
+    """Return the value of `SUBJECT VERB VALUE`; None if the question does not ask about that."""
+    if deed["by"] and not (question.is_known and question.has(["by"])):
+        return None
+    if not _acts(deed["subject"], deed["verb"], question):
+        return None
+    return _without_tail(deed["value"], question)
+
+
 def _is_answer(subject: str, question: Question) -> bool:
-    """Whether a subject of `is` means the answer."""
+    """Return True if a subject of `is` means the answer."""
     if _ANSWER.fullmatch(subject) or _is_quantity(subject, question):
         return True
-    counted = _NUMBER_OF.fullmatch(subject)
-    if counted is None:
+    number_of = _NUMBER_OF.fullmatch(subject)
+    if number_of is None:
         return False
-    words = [word for word in counted["things"].lower().split() if word not in DETERMINERS]
-    if (
-        question.is_known
-        and question.counts(words)
-        and question.asks_about([word for word in words if word not in KINDS])
-    ):
+    words = [word for word in number_of["things"].lower().split() if word not in DETERMINERS]
+    if not words:
+        return False  # `the number of each`
+    things = [word for word in words if word not in KINDS]
+    if question.is_known and question.counts(words) and question.asks_about(things):
         return True
+    if not KINDS.issuperset(words[:-1]):
+        return False
     countable = GENERIC if question.is_known else COUNTED
-    return all(word in KINDS for word in words[:-1]) and (
-        canonical(words[-1]) in countable or is_unit(words[-1])
-    )
+    return canonical(words[-1]) in countable or is_unit(words[-1])
 
 
 def _is_quantity(subject: str, question: Question) -> bool:
-    """Whether a noun phrase is the quantity that the question asks for."""
+    """Return True if a noun phrase is the quantity that the question asks for."""
     if question.is_known:
+        if question.quotes(subject.replace("$", "")):
+            return True
         total = _TOTAL.fullmatch(subject)
-        return question.quotes(subject.replace("$", "")) or (
-            total is not None and question.measures(total["name"])
-        )
-    if figure := _OF_FIGURE.fullmatch(subject):
-        return figure["quantity"] in QUANTITIES and (
-            not figure["kind"] or figure["kind"] in CONTAINERS
-        )
+        return total is not None and question.measures(total["name"])
+    figure = _OF_FIGURE.fullmatch(subject)
+    if figure:
+        is_container = not figure["kind"] or figure["kind"] in CONTAINERS
+        return is_container and figure["quantity"] in QUANTITIES
     if _EXTREME.fullmatch(subject):
         return True
     words = [word for word in subject.lower().split() if word not in DETERMINERS]
     head, of, thing = " ".join(words).partition(" of ")
-    return head in QUANTITIES and (not of or thing in CONTAINERS or canonical(thing) in COUNTED)
+    if head not in QUANTITIES:
+        return False
+    return not of or thing in CONTAINERS or canonical(thing) in COUNTED
 
 
 def _acts(subject: str, verb: str, question: Question) -> bool:
-    """Whether a subject does what the question asks about: `Tom has`, `it takes`."""
+    """Return True if a subject does what the question asks about: `Tom has`, `it takes`."""
     is_person = subject.lower() in _PERSONS
     always = _ANY_VERB.fullmatch(verb) is not None
     if not question.is_known:
@@ -289,59 +313,51 @@ def _acts(subject: str, verb: str, question: Question) -> bool:
         return False  # `Tom had`, where the question asks what he has
     if _EACH.match(subject) and not question.asks_for_each:
         return False
-    return (is_person or question.names_actor(subject)) and (
-        always or question.asks_with(verb.lower())
-    )
+    if not is_person and not question.names_actor(subject):
+        return False
+    return always or question.asks_with(verb.lower())
 
 
 def _without_tail(text: str, question: Question) -> str:
-    """The text without a tail such as `in total` or the question's words; words that may change the
-    number are kept.
+    """Return the text without a tail such as `in total` or the question's words; words that may
+    change the number are kept.
     """
-    counted = _COUNTED.fullmatch(text)
-    amount = _AMOUNT_OF.fullmatch(text)
-    if counted and question.is_known and question.restates(counted["words"]):
-        return counted["value"]
-    if (
-        amount
-        and question.is_known
-        and is_unit(amount["unit"])
-        and question.restates(amount["words"])
-    ):
-        return amount["value"]
-    for start in (
-        index for index in range(max(0, len(text) - _MAX_TAIL), len(text)) if text[index] == " "
-    ):
-        if _is_tail(text, start, question):
+    if question.is_known:
+        number = _COUNTED.fullmatch(text)
+        if number and question.restates(number["words"]):
+            return number["value"]
+        amount = _AMOUNT_OF.fullmatch(text)
+        if amount and is_unit(amount["unit"]) and question.restates(amount["words"]):
+            return amount["value"]
+    for start in range(max(0, len(text) - _MAX_TAIL), len(text)):
+        if text[start] == " " and _is_tail(text, start, question):
             return text[:start]
     return text
 
 
 def _is_tail(text: str, start: int, question: Question) -> bool:
-    """Whether the text from `start` on leaves the number before it unchanged."""
+    """Return True if the text from `start` on leaves the number before it unchanged."""
     tail = _TAIL.fullmatch(text, start)
     if tail is None:
         first = text[start + 1 :].split(" ", 1)[0].lower()
-        is_free = first != "per" and (
-            first in _PREPOSITIONS or not (first in NO_UNIT or is_unit(first))
-        )
-        return (
-            question.is_known and first.isalpha() and is_free and question.ends_with(text[start:])
-        )
+        if not question.is_known or not first.isalpha() or first == "per":
+            return False
+        # a word that changes the number, or its unit, is no tail
+        if first not in _PREPOSITIONS and (first in NO_UNIT or is_unit(first)):
+            return False
+        return question.ends_with(text[start:])
     if tail["measure"]:
         return question.is_known and question.has(tail["measure"].split())
     if tail["rest"]:
-        return not question.is_known or any(
-            map(question.has, (["left"], ["remain"], ["remaining"]))
-        )
+        if not question.is_known:
+            return True
+        return any(question.has([word]) for word in ("left", "remain", "remaining"))
     return not tail["words"] or _is_container(tail["words"].lower(), question)
 
 
 def _is_container(words: str, question: Question) -> bool:
     if not NO_UNIT.isdisjoint(words.split()):
         return False
-    return (
-        question.has(words.split())
-        if question.is_known
-        else words in CONTAINERS or canonical(words) in COUNTED
-    )
+    if question.is_known:
+        return question.has(words.split())
+    return words in CONTAINERS or canonical(words) in COUNTED

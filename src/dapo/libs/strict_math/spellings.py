@@ -55,8 +55,8 @@ _COMBINATION = re.compile(
 
 
 def in_one_spelling(text: str) -> str:
-    r"""The text with `1011 base 2` as `1011_{2}`, `]1, 2[` as `(1, 2)`, `(a) 26 (b) 40` as `26, 40`
-    and the like.
+    r"""Return the text with `1011 base 2` as `1011_{2}`, `]1, 2[` as `(1, 2)`, `(a) 26 (b) 40` as
+    `26, 40` and the like.
     """
     text = _IN_TEXT.sub(r"\1", text) if "\\" in text else text
     if based := _IN_BASE.match(text):
@@ -70,33 +70,33 @@ def in_one_spelling(text: str) -> str:
         closing = ")" if reversed_ends["close"] == "[" else "]"
         text = f"{reversed_ends['before']}{opening}{reversed_ends['ends']}{closing}"
     if "mod" in text:
-        text = _MODULUS.sub(lambda found: f"\\pmod{{{found['modulus']}}}", text)
+        text = _MODULUS.sub(lambda label: f"\\pmod{{{label['modulus']}}}", text)
     text = _ROW_END.sub(r"\\\\ ", text) if "\\" in text else text
     text = _PLUS_MINUS.sub(r"\\pm ", text)
     if "choose" in text:
         text = _CHOOSE.sub(_chosen, text)
     if "'" in text or "’" in text:
-        text = _APOSTROPHES.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+        text = _APOSTROPHES.sub(lambda label: re.sub(r"\D", "", label[0]), text)
     return _without_labels(text)
 
 
-def _chosen(found: re.Match[str]) -> str:
-    above = found["n"] or found["above"]
-    below = found["k"] or found["below"]
+def _chosen(match: re.Match[str]) -> str:
+    above = match["n"] or match["above"]
+    below = match["k"] or match["below"]
     return f"\\binom{{{above}}}{{{below}}}"
 
 
 def with_binomials(text: str) -> str:
-    r"""The text with `C(10, 3)`, `10C3`, `{}^{10}C_3` and `10 choose 3` as `\binom{10}{3}`."""
+    r"""Return the text with `C(10, 3)`, `10C3`, `{}^{10}C_3` and `10 choose 3` as `\binom{10}{3}`."""
 
-    def binomial(found: re.Match[str]) -> str:
+    def binomial(match: re.Match[str]) -> str:
         above = next(
-            found[name]
+            match[name]
             for name in ("n", "above", "left", "high", "high2", "first", "one")
-            if found[name]
+            if match[name]
         )
         below = next(
-            found[name] for name in ("k", "below", "low", "low2", "second", "other") if found[name]
+            match[name] for name in ("k", "below", "low", "low2", "second", "other") if match[name]
         )
         return f"\\binom{{{above}}}{{{below}}}"
 
@@ -104,7 +104,9 @@ def with_binomials(text: str) -> str:
 
 
 def _without_labels(text: str) -> str:
-    """The values of `(a) 26 (b) 40` as a list: labels in their order, the first at the start."""
+    """Return the values of `(a) 26 (b) 40` as a list: labels in their order, the first at the
+    start.
+    """
     if ")" not in text and "Part" not in text and "part" not in text:
         return text
     labels = list(_LABEL.finditer(text[:400]))

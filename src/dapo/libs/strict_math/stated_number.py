@@ -7,7 +7,7 @@ the number states none.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from .comparison import Reference
@@ -50,8 +50,8 @@ _ANOTHER_VALUE = re.compile(
     r"|factorial|point|one of|two of)\b|\bof the\s+\d|\?|\.\d+ ?(?:\.\.|…)",
     re.IGNORECASE,
 )
+# A letter before a number, or a single one behind it: `x3`, `int(3)`, `3k`
 _SCALED = re.compile(r"[A-Za-z][(\['\"]*[-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
-"""A letter before a number, or a single one behind it: `x3`, `int(3)`, `3k`."""
 _NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)", re.ASCII)
 _PUNCTUATION = frozenset(".,;:'\"()[]{}%#&°‘’“”…—•")
 _EQUALS = re.compile(r"(?<![<>!=\\:])=(?![=>])")
@@ -71,11 +71,12 @@ _CONCLUSION = re.compile(
 _TIMES = str.maketrans("×·÷xX", "**/**")
 _SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+# The number of a step of the working
 _STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
-"""The number of a step of the working."""
 _FEW_WORDS = 3
 
 
+# An operation on numbers in front of its result, as the working and not as a subject
 _ARITHMETIC = re.compile(
     r"(?:(?:so|thus|hence|therefore|then),? )?(?:(?:the )?(?:correct )?(?:answer|result|solution)"
     r" (?:to|of|for) )?"
@@ -84,12 +85,11 @@ _ARITHMETIC = re.compile(
     r" )?by|to)\b)*",
     re.IGNORECASE,
 )
-"""An operation on numbers in front of its result, as the working and not as a subject."""
 
 
 def stated_number(*texts: str, question: str = "", currency: str = "") -> Fraction | None:
-    r"""The number that each of these short texts states; None if one states none or several, or if
-    they differ.
+    r"""Return the number that each of these short texts states; None if one states none or several,
+    or if they differ.
 
     A text states its only number, or the one after its last `=`. Words and units around it are
     allowed (`$42`, `42 km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`). Whatever
@@ -106,74 +106,93 @@ def stated_number(*texts: str, question: str = "", currency: str = "") -> Fracti
 
 
 def response_number(text: str, question: str = "") -> Fraction | None:
-    """The number that a whole response states; None if it states none or several.
+    """Return the number that a whole response states; None if it states none or several.
 
     All `Answer:` lines and boxes must state the same number. Without any, the last sentence with a
     number counts, from its last `is`, `=` and the like on; no sentence before it may state another
     number.
     """
-    if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
-        marked.append(extract_answer(text) or "")  # with the words around a box
-        return stated_number(*marked, question=question)
+    statements = answer_lines(text)
+    statements += [box.content for box in outer_boxes(text)]
+    if statements:
+        statements.append(extract_answer(text) or "")  # with the words around a box
+        return stated_number(*statements, question=question)
     sentences = _SENTENCE_END.split(_STEP.sub("", text.translate(_CHARACTERS)))
     sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
-    last = next(
-        (index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None
-    )
-    if last is None or any(map(_DENIED.search, sentences[last:])):
+    numbered = [index for index, sentence in enumerate(sentences) if _has_digit(sentence)]
+    if not numbered:
+        return None
+    *earlier, last = numbered
+    if any(map(_DENIED.search, sentences[last:])):
         return None
     value = _claimed(sentences[last], _CLAIM, question)
-    others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
-    return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
+    for index in earlier:
+        parts = _CLAIM.split(sentences[index])
+        if _is_claim(parts) and _value(parts) != value:
+            return None
+    return value
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, whatever stands around it; None without a number."""
+    """Return the last number of a text, whatever stands around it; None without a number."""
     return next(reversed(numbers_in(text)), None)
 
 
 def _claimed(
     text: str, separator: re.Pattern[str], question: str, currency: str = ""
 ) -> Fraction | None:
-    """The number of a text that denies nothing, if its words leave it the answer to the
+    """Return the number of a text that denies nothing, if its words leave it the answer to the
     question.
     """
-    parts = separator.split(text)
-    value = None if _DENIED.search(text) else _value(parts)
+    if _DENIED.search(text):
+        return None
+    value = _value(separator.split(text))
     is_money = text.count("$") % 2 == 1  # two are around mathematics
     if value is None or not (is_money or _UNIT.search(text)):
         return value
     reference = Reference.read(currency + normalize_number(value), question)
-    pieces = text if is_money else text.replace("$", "")
-    *before, last = [part.strip() for part in _CLAIM.split(pieces) if _has_digit(part)]
-    forms = [text, _CONCLUSION.split(text)[-1]]
-    if before and all(map(_ARITHMETIC.fullmatch, before)):
-        forms += [
-            last.strip(","),
-            *([_CLAUSE.split(last)[0]] if _is_asked(before[-1], question) else []),
-        ]
-    plain = (
-        " ".join(_without_markup(form, for_reader=True).replace('"', "").split()) for form in forms
-    )
-    return value if reference is not None and any(map(reference.matches, plain)) else None
+    if reference is None:
+        return None
+    for form in _forms(text if is_money else text.replace("$", ""), text, question):
+        plain = _without_markup(form, for_reader=True).replace('"', "")
+        if reference.matches(" ".join(plain.split())):
+            return value
+    return None
 
 
-def _is_asked(arithmetic: str, question: str) -> bool:
-    """Whether the question contains an operation on numbers; what follows its result does not
-    change it.
+def _forms(claims: str, text: str, question: str) -> Iterator[str]:
+    """Yield the texts that may state the answer: all of it, its conclusion, or the result of its
+    working.
+
+    Args:
+        claims: The text without the signs of mathematics.
+        text: The text as it is.
+        question: The question's text.
     """
-    operation, text = (
-        _SPACES_AND_WORDS.sub("", each.translate(_TIMES)) for each in (arithmetic, question)
-    )
-    return (
-        bool(operation)
-        and re.search(rf"(?<![\d.]){re.escape(operation)}(?![\d.]*\d)", text) is not None
-    )
+    yield text
+    yield _CONCLUSION.split(text)[-1]
+    *working, result = [part.strip() for part in _CLAIM.split(claims) if _has_digit(part)]
+    if working and all(map(_ARITHMETIC.fullmatch, working)):
+        yield result.strip(",")
+        if _asks_for(working[-1], question):
+            yield _CLAUSE.split(result)[0]
+
+
+def _asks_for(arithmetic: str, question: str) -> bool:
+    """Return True if the question contains an operation on numbers; what follows its result does
+    not change it.
+    """
+    operation = _SPACES_AND_WORDS.sub("", arithmetic.translate(_TIMES))
+    if not operation:
+        return False
+    text = _SPACES_AND_WORDS.sub("", question.translate(_TIMES))
+    pattern = rf"(?<![\d.]){re.escape(operation)}(?![\d.]*\d)"
+    return re.search(pattern, text) is not None
 
 
 def _is_claim(parts: Sequence[str]) -> bool:
-    """Whether a sentence offers a number (`It is 3.`, `3`), and is no step of the working (`3 + 4
-    is 7`, `3 + 4`).
+    """Return True if a sentence offers a number (`It is 3.`, `3`), and is no step of the working
+    (`3 + 4 is 7`, `3 + 4`).
     """
     if len(parts) > 1:
         return not _has_digit(parts[0])
@@ -181,23 +200,26 @@ def _is_claim(parts: Sequence[str]) -> bool:
 
 
 def _value(parts: Sequence[str]) -> Fraction | None:
-    """The number of the last part that has one; each part before it must be working or state the
-    same.
+    """Return the number of the last part that has one; each part before it must be working or state
+    the same.
     """
-    *before, last = [part for part in parts if _has_digit(part)] or [""]
+    *earlier_parts, last = [part for part in parts if _has_digit(part)] or [""]
     value = _only_number(last)
-    for part in before:
+    for part in earlier_parts:
         # a subject (`12 and 18 is`, `12 is divided by 3 is`), an operation (`12 + 30 =`), or the
         # value itself
-        is_working = _LETTER.search(part) if part is parts[0] else _LETTER.match(part.strip())
+        if part is parts[0]:
+            is_working = _LETTER.search(part)
+        else:
+            is_working = _LETTER.match(part.strip())
         if not is_working and not _OPERATION.search(part) and _only_number(part) != value:
             return None
     return value
 
 
 def _without_markup(text: str, *, for_reader: bool = False) -> str:
-    """The text without markup around its number; the reader of answers gets money and units as they
-    stand.
+    """Return the text without markup around its number; the reader of answers gets money and units
+    as they stand.
     """
     for pattern, replacement in _MARKUP if for_reader else (*_SIGNS, *_MARKUP, *_JOINED_WORDS):
         text = pattern.sub(replacement, text)
@@ -206,16 +228,17 @@ def _without_markup(text: str, *, for_reader: bool = False) -> str:
 
 def _only_number(text: str) -> Fraction | None:
     text = _without_markup(text)
-    found = _NUMBER.findall(text)
-    if len(found) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
+    numbers = _NUMBER.findall(text)
+    if len(numbers) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
         return None
-    around = _NUMBER.sub(" ", text)
-    return plain_number(found[0]) if all(map(_changes_nothing, around)) else None
+    if not all(map(_changes_nothing, _NUMBER.sub(" ", text))):
+        return None
+    return plain_number(numbers[0])
 
 
 def _changes_nothing(character: str) -> bool:
-    """Whether it is a letter, white space, punctuation or a pictogram, not a digit or a sign of
-    mathematics.
+    """Return True if it is a letter, white space, punctuation or a pictogram, not a digit or a sign
+    of mathematics.
     """
     if character.isalpha() or character.isspace() or character in _PUNCTUATION:
         return True

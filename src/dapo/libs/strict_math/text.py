@@ -33,23 +33,25 @@ _ANSWER_MATHEMATICS = re.compile(
 )
 # \{ and \} are text
 _BRACE = re.compile(r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+# Text between two boxes of one list, with its spacing as one blank
 _JOINED = re.compile(
     r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*"
 )
-"""Text between two boxes of one list, with its spacing as one blank."""
 _SPACING = re.compile(r"(?:\s|\\(?:q?quad(?![A-Za-z])|[,;:! ]))+")
+# Text between two boxes where the second does not replace the first: both are stated
 _ALTERNATIVE = re.compile(
     r"[^.\n\d]{0,80}\b(?:or(?!"
     r" rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}",
     re.IGNORECASE,
 )
-"""Text between two boxes where the second does not replace the first: both are stated."""
 _FENCE = re.compile(
     r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
+_DISPLAYS = {"$$": "$$", "\\[": "\\]"}  # each opening sign with its closing one
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _MAX_WRAPPERS = 50  # Each costs time in proportion to the text
 _MARK = re.compile(r"\banswer(?:\s+is)?[ \t*_`}]{0,9}[:：]|\\f?box(?:ed)?\s*\{|####", re.IGNORECASE)
+# A sentence after an answer that takes it back
 _RETRACTED = re.compile(
     r"[.!?\n$)}][\s*_.$]{0,9}(?:(?:but|oh|no|well),? )?"
     r"(?:(?:wait|hmm+|oops|sorry|actually|correction|scratch that|on second thoughts?|never"
@@ -63,7 +65,6 @@ _RETRACTED = re.compile(
     r" (?:mistaken|wrong)|misread|miscounted|miscalculated)\b",
     re.IGNORECASE,
 )
-"""A sentence after an answer that takes it back."""
 _STATED_AGAIN = re.compile(
     r"\b(?:answer|result) (?:is|should be|must be)[:\s$*]{0,5}(-?[\d.,]*\d)", re.IGNORECASE
 )
@@ -86,65 +87,80 @@ _WRAPPERS = (
 
 
 def final_part(response: str) -> str:
-    """The text after the model's private reasoning (`</think>`); without it, the whole response."""
+    """Return the text after the model's private reasoning (`</think>`); without it, the whole
+    response.
+    """
     return response.rpartition("</think>")[2]
 
 
 def stated_part(response: str) -> str:
-    """The `final_part` of a response; nothing if it takes back the last answer that it marks, or
-    states another one.
+    """Return the `final_part` of a response; nothing if it takes back the last answer that it
+    marks, or states another one.
     """
     text = final_part(response)
     ends = [mark.end() for mark in _MARK.finditer(text)]
-    after = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0] if ends else ""
-    stated = _STATED_NUMBER.match(after)
-    again = _STATED_AGAIN.search(after)
-    differs = bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
-    return "" if differs or _RETRACTED.search(after) else text
+    if not ends:
+        return text
+    remainder = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0]
+    if _RETRACTED.search(remainder):
+        return ""
+    number = _STATED_NUMBER.match(remainder)
+    last = _STATED_AGAIN.search(remainder)
+    if number and last and plain_number(number[1]) != plain_number(last[1]):
+        return ""
+    return text
 
 
 def fences(text: str) -> list[tuple[str, str]]:
-    """Language (in lower case) and content of every Markdown code fence; an unclosed one extends to
-    the end.
+    """Return language (in lower case) and content of every Markdown code fence; an unclosed one
+    extends to the end.
     """
     return [(language.lower(), content) for language, content in _FENCE.findall(text)]
 
 
 def answer_lines(text: str) -> list[str]:
-    """The content of each `Answer:` line, or of the line or display after it if the line itself is
-    empty.
+    """Return the content of each `Answer:` line, or of the line or display after it if the line
+    itself is empty.
 
     Case is ignored, and so are Markdown bold, headings, quotes and bullets around the word; `Final
     answer:` and `The answer is:` count, and `Answer $9$`, a line of mathematics. `answer:` in the
     middle of a line does not.
     """
     lines = text.splitlines()
-    found: list[str] = []
+    contents: list[str] = []
     for index, line in enumerate(lines):
-        if marked := _ANSWER_LINE.match(line):
-            found.append(marked["content"].strip(" \t*_`") or _first_block(lines, index + 1))
-        elif bare := _ANSWER_MATHEMATICS.match(line):
-            content = bare["content"].strip().rstrip(".")
-            if content in ("$$", "\\["):
+        stated = _ANSWER_LINE.match(line)
+        if stated:
+            content = stated["content"].strip(" \t*_`")
+            contents.append(content or _first_block(lines, index + 1))
+            continue
+        mathematics = _ANSWER_MATHEMATICS.match(line)
+        if mathematics:
+            content = mathematics["content"].strip().rstrip(".")
+            if content in _DISPLAYS:
                 content = _first_block([content, *lines[index + 1 : index + _DISPLAY_LINES]], 0)
-            found += [content] if strip_formatting(content) != content else []
-    return found
+            if strip_formatting(content) != content:
+                contents.append(content)
+    return contents
 
 
 def answer_line(text: str) -> str | None:
-    """The last of `answer_lines`; None if there is none or it is empty."""
+    """Return the last of `answer_lines`; None if there is none or it is empty."""
     return next(reversed(answer_lines(text)), None) or None
 
 
-def _first_block(lines: Sequence[str], after: int) -> str:
-    r"""The first line from `after` on that is not blank; if it opens a display (`$$`, `\[`), the
-    whole display.
+def _first_block(lines: Sequence[str], start: int) -> str:
+    r"""Return the first line from `start` on that is not blank; if it opens a display (`$$`, `\[`),
+    the whole display.
     """
-    start = next((index for index in range(after, len(lines)) if lines[index].strip()), len(lines))
+    while start < len(lines) and not lines[start].strip():
+        start += 1
     filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
-    closing = {"$$": "$$", "\\[": "\\]"}.get(filled[0]) if filled else None
+    if not filled:
+        return ""
+    closing = _DISPLAYS.get(filled[0])
     if closing is None or closing not in filled[1:]:
-        return filled[0] if filled else ""
+        return filled[0]
     return " ".join(filled[: filled.index(closing, 1) + 1])
 
 
@@ -166,10 +182,10 @@ class Box(NamedTuple):
 
 
 def boxes(text: str) -> list[Box]:
-    r"""Every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which they
-    close.
+    r"""Return every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which
+    they close.
     """
-    found: list[Box] = []
+    closed: list[Box] = []
     # where a box and its content start; None for a bare brace
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACE.finditer(text):
@@ -180,12 +196,12 @@ def boxes(text: str) -> list[Box]:
         elif match[0] == "}" and open_braces:
             box = open_braces.pop()
             if box is not None:
-                found.append(Box(text, *box, match.end()))
-    return found
+                closed.append(Box(text, *box, match.end()))
+    return closed
 
 
 def outer_boxes(text: str) -> list[Box]:
-    """The `boxes` outside all other boxes, in the order of the text."""
+    """Return the `boxes` outside all other boxes, in the order of the text."""
     outer: list[Box] = []
     for box in reversed(boxes(text)):
         if not outer or box.end <= outer[-1].start:
@@ -194,87 +210,92 @@ def outer_boxes(text: str) -> list[Box]:
 
 
 def last_box_list(text: str) -> list[Box]:
-    """The last box and the boxes that form a list with it; empty without a box."""
-    found = sorted(boxes(text), key=lambda box: box.start)
-    listed = found[-1:]
-    for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+    """Return the last box and the boxes that form a list with it; empty without a box."""
+    in_order = sorted(boxes(text), key=lambda box: box.start)
+    listed = in_order[-1:]
+    for box in reversed(in_order[:-1]):
+        following = listed[-1]
+        if box.end > following.start:
+            break
         between = text[box.end : following.start]
-        if (
-            not (_JOINED.fullmatch(_SPACING.sub(" ", between)) or _ALTERNATIVE.fullmatch(between))
-            or box.end > following.start
-        ):
+        is_joined = _JOINED.fullmatch(_SPACING.sub(" ", between))
+        if not is_joined and not _ALTERNATIVE.fullmatch(between):
             break
         listed.append(box)
     return listed[::-1]
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the `\boxed{...}` that starts last, of those whose braces balance; None if
-    there is none.
+    r"""Return the content of the `\boxed{...}` that starts last, of those whose braces balance;
+    None if there is none.
     """
-    found = boxes(text)
-    return max(found, key=lambda box: box.start).content if found else None
+    all_boxes = boxes(text)
+    return max(all_boxes, key=lambda box: box.start).content if all_boxes else None
 
 
 def marked_answer(text: str) -> str | None:
-    """The content of the last `Answer:` line, else of the last box; None if there is neither."""
+    """Return the content of the last `Answer:` line, else of the last box; None if there is
+    neither.
+    """
     line = answer_line(text)
     return last_boxed(text) if line is None else line
 
 
 def strip_formatting(text: str, *, braces: bool = False) -> str:
-    r"""The text without the bold, code, quotes, dollars, `\( \)` or box around all of it, and
-    without final full stops.
+    r"""Return the text without the bold, code, quotes, dollars, `\( \)` or box around all of it,
+    and without final full stops.
 
     With `braces` also without `{...}` and `\text{...}` around all of it.
     """
     for _ in range(_MAX_WRAPPERS):
-        before = text
+        unstripped = text
         text = text.strip()
-        text = text.rstrip(".。．｡").rstrip() if not text.endswith("\\.") else text
-        for opening, closing in _WRAPPERS:
-            inner = text[len(opening) : -len(closing)]
-            if (
-                inner
-                and text.startswith(opening)
-                and text.endswith(closing)
-                and opening not in inner
-            ):
-                text = inner
-                break
-        box = (
-            "\\boxed" + text.removeprefix("\\text")
-            if braces and text.startswith(("{", "\\text{"))
-            else text
-        )
-        if box.startswith(("\\boxed", "\\fbox")):
-            text = next(
-                (
-                    found.content
-                    for found in boxes(box)
-                    if (found.start, found.end) == (0, len(box))
-                ),
-                text,
-            )
-        if text == before:
+        if not text.endswith("\\."):  # the end of `\left ... \right\.`
+            text = text.rstrip(".。．｡").rstrip()
+        text = _without_wrapper(text)
+        text = _without_box(text, braces=braces)
+        if text == unstripped:
             break
     return text
 
 
+def _without_wrapper(text: str) -> str:
+    """Return the text without the first pair of signs that is around all of it."""
+    for opening, closing in _WRAPPERS:
+        if text.startswith(opening) and text.endswith(closing):
+            inner = text[len(opening) : -len(closing)]
+            # `**a** and **b**` are two texts
+            if inner and opening not in inner:
+                return inner
+    return text
+
+
+def _without_box(text: str, *, braces: bool) -> str:
+    """Return the content of a box that is the whole text; with `braces` also that of a group."""
+    box = text
+    if braces and text.startswith(("{", "\\text{")):
+        box = "\\boxed" + text.removeprefix("\\text")
+    if box.startswith(("\\boxed", "\\fbox")):
+        for outer in boxes(box):
+            if (outer.start, outer.end) == (0, len(box)):
+                return outer.content
+    return text
+
+
 def plain_number(text: str) -> Fraction | None:
-    """The value of a text that is a single number (`-1,234.50`), else None."""
+    """Return the value of a text that is a single number (`-1,234.50`), else None."""
     text = text.strip().replace("−", "-")
     return _value(text) if _PLAIN_NUMBER.fullmatch(text) else None
 
 
 def numbers_in(text: str) -> list[Fraction]:
-    """Every number of a text, in order: `-3` is one number, `3-4` holds 3 and 4."""
+    """Return every number of a text, in order: `-3` is one number, `3-4` holds 3 and 4."""
     return [_value(number) for number in _NUMBER.findall(text.replace("−", "-"))]
 
 
 def normalize_number(number: Fraction) -> str:
-    """The text of a number of any size; very large ones by their hash, for `str` refuses more than
-    4300 digits.
+    """Return the text of a number of any size; very large ones by their hash, for `str` refuses
+    more than 4300 digits.
     """
     is_huge = max(number.numerator.bit_length(), number.denominator.bit_length()) > 10_000
     return f"a number with hash {hash(number)}" if is_huge else str(number)
@@ -286,5 +307,5 @@ def _value(number: str) -> Fraction:
 
 
 def without_text_commands(part: str) -> str:
-    r"""The text with `\text{B}` replaced by `B`."""
+    r"""Return the text with `\text{B}` replaced by `B`."""
     return TEXT_COMMAND.sub(r"\1", part).strip()

@@ -27,7 +27,7 @@ class Token(NamedTuple):
     in_text: bool = False  # whether it is in a text command
 
     def is_sign(self, *texts: str) -> bool:
-        """Whether it is one of these signs."""
+        """Return True if it is one of these signs."""
         return self.kind == "sign" and self.text in texts
 
 
@@ -163,7 +163,7 @@ _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 
 
 def clean(text: str, *, thousands: bool = True) -> str:
-    """The text without wrappers, spacing commands, the dollars of mathematics and thousands
+    """Return the text without wrappers, spacing commands, the dollars of mathematics and thousands
     separators.
     """
     text = strip_formatting(without_decorations(strip_formatting(_with_single_backslashes(text))))
@@ -179,7 +179,7 @@ def clean(text: str, *, thousands: bool = True) -> str:
     # there a comma separates
     depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))
     return _THOUSANDS.sub(
-        lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text
+        lambda match: match[0] if depth_at[match.start()] else re.sub("[, ]", "", match[0]), text
     )
 
 
@@ -196,7 +196,7 @@ def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
 
 
 def is_name(word: str) -> bool:
-    """Whether a word of several letters is no sign, function or unit in front of a number."""
+    """Return True if a word of several letters is no sign, function or unit in front of a number."""
     return (
         word.lower() not in _WORD_SIGNS
         and word.lower() not in FUNCTIONS
@@ -205,7 +205,7 @@ def is_name(word: str) -> bool:
 
 
 def plain_words(tokens: Sequence[Token]) -> str:
-    """The tokens as plain text, without brackets around all of it."""
+    """Return the tokens as plain text, without brackets around all of it."""
     text = "".join((" " if token.after_space else "") + token.text for token in tokens).strip()
     return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
 
@@ -221,10 +221,10 @@ class _Lexer:
             if match["space"]:
                 after_space = True
                 continue
-            found = list(self._tokens_of(match, in_text))
+            match_tokens = list(self._tokens_of(match, in_text))
             tokens += [
                 token._replace(after_space=after_space or token.after_space) if i == 0 else token
-                for i, token in enumerate(found)
+                for i, token in enumerate(match_tokens)
             ]
             after_space = bool(match["text"]) and match["content"][-1:].isspace()
         return tokens
@@ -296,36 +296,36 @@ class _Lexer:
 
 def _fractions_with_over(text: str) -> str:
     r"""Rewrite TeX's `{3 \over 4}`, and `3 \over 4` that is the whole text, as `\frac{3}{4}`."""
-    while (found := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
-        start, end = _group_around(text, found.start(), found.end())
-        above = text[start : found.start()]
-        below = text[found.end() : end]
+    while (command := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
+        start, end = _group_around(text, command.start(), command.end())
+        above = text[start : command.start()]
+        below = text[command.end() : end]
         if start == 0 and end == len(text) and re.search("[=,;<>]", text):
             break
         text = f"{text[: max(0, start - 1)]}\\frac{{{above.strip()}}}{{{below.strip()}}}{text[end + 1 :]}"
     return text
 
 
-def _group_around(text: str, left: int, right: int) -> tuple[int, int]:
-    """The bounds of the text in the braces around `text[left:right]`; all of it outside of
+def _group_around(text: str, start_index: int, end_index: int) -> tuple[int, int]:
+    """Return the bounds of the text in the braces around `text[left:right]`; all of it outside of
     braces.
     """
     depth = 0
-    while left > 0 and depth >= 0:
-        left -= 1
-        depth += (text[left] == "}") - (text[left] == "{")
-    start, depth = (left + 1, 0) if depth < 0 else (0, 0)
-    while right < len(text):
-        depth += (text[right] == "{") - (text[right] == "}")
+    while start_index > 0 and depth >= 0:
+        start_index -= 1
+        depth += (text[start_index] == "}") - (text[start_index] == "{")
+    start, depth = (start_index + 1, 0) if depth < 0 else (0, 0)
+    while end_index < len(text):
+        depth += (text[end_index] == "{") - (text[end_index] == "}")
         if depth < 0:
             break
-        right += 1
-    return start, right
+        end_index += 1
+    return start, end_index
 
 
 def _with_single_backslashes(text: str) -> str:
-    r"""The text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON was
-    encoded twice.
+    r"""Return the text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON
+    was encoded twice.
     """
     if not re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) or any(
         len(run) % 2 for run in re.findall(r"\\+", text)

@@ -35,21 +35,30 @@ _PREFIXED = {
     **{f"{prefix}B": f"{PREFIXES.get(prefix, 'tera')}byte" for prefix in "kMGT"},
 }
 _SYMBOLS = _PREFIXED | SYMBOLS
-_FOLDED = Counter(map(str.lower, _SYMBOLS))
-_IN_OTHER_CASE = {
-    form: name
-    for symbol, name in _SYMBOLS.items()
-    if _FOLDED[symbol.lower()] == 1
-    for form in (symbol.lower(), symbol.upper(), f"K{symbol[1:]}" if symbol[0] == "k" else symbol)
-}
-"""Symbols in lower case, in capitals, and with a capital K; any other case is another symbol: `cM`
-is no `cm`.
-"""
+
+
+def _forms_in_other_case() -> dict[str, str]:
+    counts = Counter(map(str.lower, _SYMBOLS))
+    forms = {}
+    for symbol, name in _SYMBOLS.items():
+        if counts[symbol.lower()] > 1:
+            continue  # Mg and mg
+        forms[symbol.lower()] = name
+        forms[symbol.upper()] = name
+        forms["K" + symbol[1:] if symbol[0] == "k" else symbol] = name
+    return forms
+
+
+# Symbols in lower case, in capitals, and with a capital K; any other case is another symbol: `cM`
+# is no `cm`
+_IN_OTHER_CASE = _forms_in_other_case()
 _NAMES = {name: unit for unit, names in UNITS.items() for name in (unit, *names.split())}
 _NAMES |= {name: name for name in _SYMBOLS.values()}
 _NAMES |= {name[:-2] + "re": name for name in _NAMES.values() if name.endswith(("meter", "liter"))}
 _KNOWN = frozenset(_NAMES.values())
 PERCENT: Unit = (("percent", 1),)
+# Units of one dimension with their ratio (0: none), used to reject `2 hours = 5 minutes`, never to
+# accept a unit
 _CONVERTED = (
     {
         "second": 1,
@@ -75,9 +84,6 @@ _CONVERTED = (
     {"milliliter": 1, "liter": 1000, "gallon": 0, "quart": 0, "pint": 0, "cup": 0},
     {"cent": 1, "dollar": 100, "euro": 0},
 )
-"""Units of one dimension with their ratio (0: none), used to reject `2 hours = 5 minutes`, never to
-accept a unit.
-"""
 COMPOUND = {
     "mph": (("mile", 1), ("hour", -1)),
     "kph": (("kilometer", 1), ("hour", -1)),
@@ -86,8 +92,10 @@ COMPOUND = {
 }
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
+_CHANGING_WORDS = frozenset((*SCALES, *_POWERS_AFTER, "factorial", "times"))
 _MONEY = ("$", "€", "£", "¥", "¢")
 MONEY_CODES = ("us", "usd", "eur", "gbp", "rs")
+_DIGIT_IN_BRACES = re.compile(r"(?:\{([-+]?[1-9])\}|([1-9]))")
 _MAX_WORDS = 4
 _UNIT_PHRASE = re.compile(
     r"(?:(?=per |/)|(?:(?:square|sq|cubic|cu)[.]? )?(?P<name>[A-Za-z]+)(?:\^\{?\d\}?|[²³]|"
@@ -104,6 +112,7 @@ _FRACTION_OF_UNITS = re.compile(
 _UNIT_MARKUP = re.compile(
     r"\$|\\[()\[\],;:! ]|\\(?:text|mathrm|textrm|rm|operatorname|mbox|left|right)(?![A-Za-z])|[{}~]"
 )
+_COMMON_WORDS = ("in", "am")  # inches and a time of day as symbols
 _UNIT_NAME = re.compile(r"[A-Za-z]+")
 _POWER = r"(?:\^?-?[1-9](?!\d)|[²³])?"
 _UNIT_SYMBOLS = re.compile(
@@ -116,17 +125,23 @@ _ENDS_PHRASE = re.compile(r"\s*(?:[?.,;:!)]|$|of (?:the|this|its|each)\b)")
 class Nouns:
     """The nouns that may follow a number, besides units."""
 
-    known: frozenset[str] | None = None
-    """Their singulars; None for any noun."""
-    asked: frozenset[str] = frozenset()
+    singulars: frozenset[str] | None = None
+    """None for any noun."""
+    counted: frozenset[str] = frozenset()
     """Words that the question counts (`how many times`), even if they change a number elsewhere."""
 
     def allow(self, word: str) -> bool:
-        """Whether a word, in lower case, may follow a number."""
+        """Return True if a word, in lower case, may follow a number."""
+        if self.counts(word):
+            return True
+        if word in NO_UNIT:
+            return False
         name = canonical(word)
-        return bool(self.asked & {word, f"{word}s"}) or (
-            word not in NO_UNIT and (self.known is None or name in self.known or name in GENERIC)
-        )
+        return self.singulars is None or name in self.singulars or name in GENERIC
+
+    def counts(self, word: str) -> bool:
+        """Return True if the question counts the word, which may be a singular."""
+        return word in self.counted or f"{word}s" in self.counted
 
 
 ANY_NOUN = Nouns()
@@ -142,32 +157,28 @@ def split_unit(
         names: Variables of the reference; they are never units.
         nouns: The nouns that may follow the value.
     """
-    tokens, before = _split_money(list(tokens))
+    tokens, money = _split_money(list(tokens))
     start = len(tokens) if _ends_in_an_angle(tokens) else _start_of_unit(tokens, names)
-    if (
-        before
-        and 1 < start < len(tokens)
-        and tokens[start - 1].is_sign("/")
-        and tokens[start - 2].kind == "number"
-    ):
-        start -= 1  # `$42/hour`
-    unit, scale = _read(tokens[start:], nouns) if start else (None, Fraction(1))
+    if money and 1 < start < len(tokens):
+        divides_number = tokens[start - 1].is_sign("/") and tokens[start - 2].kind == "number"
+        start -= divides_number  # `$42/hour`
+    if start == 0:
+        return tokens, money, Fraction(1)
+    unit, scale = _read(tokens[start:], nouns)
     if unit is None or dict(unit).get("percent", 1) != 1:
-        return tokens, before, Fraction(1)
-    if before and all(power < 0 for _, power in unit):
-        return tokens[:start], tuple(sorted((*before, *unit))), scale
-    if before and unit != before:
-        return [], before, Fraction(1)
-    return tokens[:start], unit or before, scale
+        return tokens, money, Fraction(1)
+    if money and all(power < 0 for _, power in unit):
+        return tokens[:start], tuple(sorted((*money, *unit))), scale
+    if money and unit != money:
+        return [], money, Fraction(1)  # `$3 kg`: no value
+    return tokens[:start], unit or money, scale
 
 
 def _ends_in_an_angle(tokens: Sequence[Token]) -> bool:
-    r"""Whether the degrees at the end belong to a function: `\\sin 30^\\circ`."""
-    return (
-        bool(tokens)
-        and tokens[-1].is_sign("°")
-        and any(token.kind == "function" for token in tokens)
-    )
+    r"""Return True if the degrees at the end belong to a function: `\\sin 30^\\circ`."""
+    if not tokens or not tokens[-1].is_sign("°"):
+        return False
+    return any(token.kind == "function" for token in tokens)
 
 
 def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
@@ -184,21 +195,21 @@ def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
             return tokens[:sign] + tokens[sign + 1 :], ((canonical(tokens[sign].text), 1),)
     if len(tokens) > sign + 1 and tokens[sign].text in (*_MONEY, "\\cent"):
         money = canonical(tokens[sign].text)
-        rest = tokens[sign + 1 :]
-        if sign == 0 and rest[0].is_sign("-"):
-            return rest, ((money, 1),)
-        return tokens[:sign] + rest, ((money, 1),)
+        amount = tokens[sign + 1 :]
+        if sign == 0 and amount[0].is_sign("-"):
+            return amount, ((money, 1),)
+        return tokens[:sign] + amount, ((money, 1),)
     return tokens, ()
 
 
 def _start_of_unit(tokens: Sequence[Token], names: frozenset[str]) -> int:
-    """The index where the unit starts; 0 if the value would be empty."""
-    start = index = len(tokens)
-    while index > 0:
-        index -= 1
-        token = tokens[index]
-        if _names_unit(tokens, index, names):
-            start = index
+    """Return the index where the unit starts; 0 if the value would be empty."""
+    start = position = len(tokens)
+    while position > 0:
+        position -= 1
+        token = tokens[position]
+        if _names_unit(tokens, position, names):
+            start = position
         elif not (
             token.kind == "number" or token.is_sign("^", "/", "*", "-", "{", "}", "(", ")", "+")
         ):
@@ -210,21 +221,27 @@ def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> b
     if index >= len(tokens):
         return False
     token = tokens[index]
-    if token.kind == "word" or token.is_sign("%", "°", *_MONEY) or token.text == "\\cent":
+    if token.kind == "word" or _is_unit_sign(token):
         return True
     if token.kind != "name" or token.text in names:
         return False
     if token.text not in BARE_UNITS:
         previous = tokens[index - 1] if index else None
         return previous is not None and previous.is_sign("°") and token.text in ("C", "F")
-    before = tokens[index - 1] if index else None
-    if before is None or (
-        index > 1 and before.is_sign("/", "*") and _names_unit(tokens, index - 2, names)
+    previous_sign = tokens[index - 1] if index else None
+    if previous_sign is None or (
+        index > 1 and previous_sign.is_sign("/", "*") and _names_unit(tokens, index - 2, names)
     ):
-        return before is not None
+        return previous_sign is not None
     return token.after_space and (
-        before.kind == "number" or before.is_sign("}", "pi", ")") or before.kind == "word"
+        previous_sign.kind == "number"
+        or previous_sign.is_sign("}", "pi", ")")
+        or previous_sign.kind == "word"
     )
+
+
+def _is_unit_sign(token: Token) -> bool:
+    return token.is_sign("%", "°", *_MONEY) or token.text == "\\cent"
 
 
 def _read(tokens: Sequence[Token], nouns: Nouns) -> tuple[Unit | None, Fraction]:
@@ -232,7 +249,9 @@ def _read(tokens: Sequence[Token], nouns: Nouns) -> tuple[Unit | None, Fraction]
     anything else.
     """
     first = tokens[0].text.lower() if tokens else ""
-    scale = Fraction(1 if nouns.asked & {first, f"{first}s"} else SCALES.get(first, 1))
+    scale = Fraction(1)
+    if not nouns.counts(first):
+        scale = Fraction(SCALES.get(first, 1))
     reader = _UnitReader(nouns)
     index = int(scale != 1)
     while index < len(tokens):
@@ -272,7 +291,9 @@ class _UnitReader:
         return index + 1
 
     def unit(self) -> Unit | None:
-        """The collected unit; None for a text of many words or the square of an unknown word."""
+        """Return the collected unit; None for a text of many words or the square of an unknown
+        word.
+        """
         if len(self._nouns) > _MAX_WORDS or (self._nouns and self._power != 1):
             return None
         if self._nouns:
@@ -283,11 +304,7 @@ class _UnitReader:
 
     def _factor(self, tokens: Sequence[Token], index: int) -> int | None:
         token = tokens[index]
-        if (
-            token.kind not in ("word", "name")
-            and not token.is_sign("%", "°", *_MONEY)
-            and token.text != "\\cent"
-        ):
+        if token.kind not in ("word", "name") and not _is_unit_sign(token):
             return None
         exponent, following = _exponent(tokens, index + 1)
         if exponent is None or (token.text == "in" and _names_unit(tokens, index + 1, frozenset())):
@@ -307,34 +324,36 @@ class _UnitReader:
         return following
 
     def _is_noun(self, token: Token) -> bool:
-        """Whether a word may follow a number: neither 6abc nor 6 ab is a number of things."""
-        return (
-            self._allowed.allow(token.text.lower())
-            and len(token.text) > 2
-            and (token.after_space or token.in_text)
-        )
+        """Return True if the word can be a counted noun after a number (`6 apples`, not `6abc`)."""
+        if len(token.text) < 3 or not (token.after_space or token.in_text):
+            return False
+        return self._allowed.allow(token.text.lower())
 
 
 def _exponent(tokens: Sequence[Token], index: int) -> tuple[int | None, int]:
-    """The exponent at `index` (`^2`, `^{-1}`, `squared`) and the index after it; None if it is not
-    an integer.
+    """Return the exponent at `index` (`^2`, `^{-1}`, `squared`) and the index after it; None if it
+    is not an integer.
     """
-    if index < len(tokens) and tokens[index].text.lower() in _POWERS_AFTER:
-        return _POWERS_AFTER[tokens[index].text.lower()], index + 1
-    if index >= len(tokens) or not tokens[index].is_sign("^"):
+    if index >= len(tokens):
+        return 1, index
+    word = tokens[index].text.lower()
+    if word in _POWERS_AFTER:
+        return _POWERS_AFTER[word], index + 1
+    if not tokens[index].is_sign("^"):
         return 1, index
     text = ""
     for end in range(index + 1, min(index + 5, len(tokens))):
         text += tokens[end].text
-        if match := re.fullmatch(r"(?:\{([-+]?[1-9])\}|([1-9]))", text):
+        match = _DIGIT_IN_BRACES.fullmatch(text)
+        if match:
             return int(match[1] or match[2]), end + 1
     return None, index
 
 
 @lru_cache(10_000)
 def canonical(word: str) -> str:
-    """The name of a unit for any of its names and symbols; of any other word its singular in lower
-    case.
+    """Return the name of a unit for any of its names and symbols; of any other word its singular in
+    lower case.
     """
     for symbol in (word, *_singulars(word)):
         if symbol in _SYMBOLS:
@@ -357,87 +376,83 @@ def _singulars(word: str) -> list[str]:
         return []
     if word.endswith("ies") and len(word) > 4 and word[:-1] not in COUNTED:
         return [word[:-3] + "y"]
-    return [word[:-2]] if word.endswith(("xes", "ches", "shes", "sses")) else [word[:-1]]
+    if word.endswith(("xes", "ches", "shes", "sses")):
+        return [word[:-2]]
+    return [word[:-1]]
 
 
 def words_of_unit(text: str) -> str:
-    """The unit, the factor or the power that begins a text: `km per hour`, `thousand`, `squared`;
-    else nothing.
+    """Return the unit, the factor or the power that begins a text: `km per hour`, `thousand`,
+    `squared`; else nothing.
     """
-    found = _UNIT_PHRASE.match(text)
-    name = (found["name"] or "") if found else ""
-    if (
-        name.lower() in SCALES
-        or name.lower() in _POWERS_AFTER
-        or name.lower() in ("factorial", "times")
-    ):
+    phrase = _UNIT_PHRASE.match(text)
+    if phrase is None:
+        return ""
+    name = phrase["name"] or ""
+    if name.lower() in _CHANGING_WORDS:
         return name
-    if found and not name and is_unit(found["divisor"]):
-        return found[0]
+    if not name and is_unit(phrase["divisor"]):
+        return phrase[0]
     return unit_phrase(text, 0)
 
 
 def unit_phrase(text: str, start: int) -> str:
-    """The unit that stands at `start`, such as `square meters`, `km/h` and `percent`; else
+    """Return the unit that stands at `start`, such as `square meters`, `km/h` and `percent`; else
     nothing.
     """
-    found = _UNIT_PHRASE.match(text, start)
-    name = (found["name"] or "") if found else ""
-    if (
-        not found
-        or not is_unit(name)
-        or name.lower() in ("in", "am")
-        or (len(name) == 1 and found[0] == name)
-    ):
+    phrase = _UNIT_PHRASE.match(text, start)
+    if phrase is None:
         return ""
-    return (
-        found[0]
-        if not found["divided"] or is_unit(found["divisor"])
-        else found[0].removesuffix(found["divided"])
-    )
+    name = phrase["name"] or ""
+    if not is_unit(name) or name.lower() in _COMMON_WORDS:
+        return ""
+    if len(name) == 1 and phrase[0] == name:
+        return ""  # a letter alone may be a variable
+    if phrase["divided"] and not is_unit(phrase["divisor"]):
+        return phrase[0].removesuffix(phrase["divided"])
+    return phrase[0]
 
 
 def unit_symbols(text: str, start: int) -> str:
-    r"""The unit in symbols that stands at `start`, in LaTeX or plain, as in `in $\text{cm}^2$` and
-    `in km/h?`; else "".
+    r"""Return the unit in symbols that stands at `start`, in LaTeX or plain, as in `in
+    $\text{cm}^2$` and `in km/h?`; else "".
 
     One letter counts only in a text command or before a sign of punctuation: `in m?`, not `in m
     minutes`.
     """
-    written = text[start : start + _MAX_SYMBOLS]
-    plain = _FRACTION_OF_UNITS.sub(r"\1/\2", written)
+    passage = text[start : start + _MAX_SYMBOLS]
+    plain = _FRACTION_OF_UNITS.sub(r"\1/\2", passage)
     plain = _UNIT_MARKUP.sub("", plain).replace("·", "*").replace("\\cdot", "*")
-    found = _UNIT_SYMBOLS.match(plain.lstrip(" ("))
-    if found is None:
+    symbols = _UNIT_SYMBOLS.match(plain.lstrip(" ("))
+    if symbols is None:
         return ""
-    is_wrapped = written.lstrip(" $(").startswith("\\")
-    if (
-        len(found[0].strip()) == 1
-        and not is_wrapped
-        and not _ENDS_PHRASE.match(plain.lstrip(" ("), found.end())
-    ):
+    is_wrapped = passage.lstrip(" $(").startswith("\\")
+    is_bare_letter = len(symbols[0].strip()) == 1 and not is_wrapped
+    if is_bare_letter and not _ENDS_PHRASE.match(symbols.string, symbols.end()):
         return ""
-    names = _UNIT_NAME.findall(found[0])
-    if not all(name == "per" or is_unit(name) for name in names) or names[0].lower() in (
-        "in",
-        "am",
-    ):
+    names = _UNIT_NAME.findall(symbols[0])
+    if names[0].lower() in _COMMON_WORDS or not all(map(is_unit, set(names) - {"per"})):
         return ""
-    return _UNIT_NAME.sub(
-        lambda name: name[0] if name[0] == "per" else f"\\text{{{name[0]}}}", found[0]
-    )
+    return _UNIT_NAME.sub(_in_text_command, symbols[0])
+
+
+def _in_text_command(name: re.Match[str]) -> str:
+    if name[0] == "per":
+        return name[0]
+    return f"\\text{{{name[0]}}}"
 
 
 def is_unit(word: str) -> bool:
-    """Whether a word or symbol is a unit of measurement or of money."""
+    """Return True if a word or symbol is a unit of measurement or of money."""
     return canonical(word) in _KNOWN
 
 
-def conversion(unit: Unit, other: Unit) -> Fraction | None:
-    """The number of `other` units in one `unit`; None where unknown."""
-    if len(unit) != 1 or len(other) != 1 or unit[0][1] != other[0][1]:
+def conversion(unit: Unit, target_unit: Unit) -> Fraction | None:
+    """Return the number of `other` units in one `unit`; None where unknown."""
+    if len(unit) != 1 or len(target_unit) != 1 or unit[0][1] != target_unit[0][1]:
         return None
-    (name, exponent), (target, _) = unit[0], other[0]
+    name, exponent = unit[0]
+    target, _ = target_unit[0]
     for sizes in _CONVERTED:
         if sizes.get(name) and sizes.get(target):
             return Fraction(sizes[name], sizes[target]) ** exponent
@@ -445,5 +460,5 @@ def conversion(unit: Unit, other: Unit) -> Fraction | None:
 
 
 def format_unit(unit: Unit) -> str:
-    """A unit as text: `meter second^-2`."""
+    """Return a unit as text: `meter second^-2`."""
     return " ".join(name if exponent == 1 else f"{name}^{exponent}" for name, exponent in unit)

@@ -24,10 +24,10 @@ class Source(Protocol):
     """A trainer's weights, on its GPU."""
 
     def layout(self) -> Layout:
-        """The names, types and shapes, without computing or copying a tensor."""
+        """Return the names, types and shapes, without computing or copying a tensor."""
 
     def named_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Every weight in the order of the layout; names that the layout lacks are left out."""
+        """Return every weight in the order of the layout; names that the layout lacks are left out."""
 
 
 def chunks_of(weights: Weights) -> list[dict[str, list[Any]]]:

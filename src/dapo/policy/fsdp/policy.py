@@ -31,6 +31,7 @@ from dapo.policy.checkpoint import (
     stored_at,
     write_counters,
 )
+from dapo.policy.custom_loss import load_loss
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, StoredWeights, layout_of, rows_of_rank, tied_names
@@ -230,7 +231,8 @@ class ShardedPolicy(PolicyCore):
         self._stored = loaded.stored
         self._names: dict[str, str] = {}
         self._snapshot: State | None = None
-        super().__init__(config, loaded)
+        # each rank is a process of its own
+        super().__init__(config, loaded, load_loss(config.loss.function))
         self._optimizer: ShardedAdamW
         check_packed_forward(self._model.model, self._plain_attention, self._model)
         # FSDP decides at the first forward what trains: that must not be the reference's forward,

@@ -2,7 +2,9 @@
 logit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from dapo.core.errors import RewardError
@@ -17,7 +19,7 @@ class RewardModelVerifier:
 
     The model reads the conversation that ends in the response, or without a chat template the
     prompt's text, a new line, and the response. A text longer than the model's positions is an
-    error.
+    error. A template that reads the clock reads the date of the run's first start.
 
     Each worker process loads a copy: use reward.workers=1, a reward.memory_gib that fits the model,
     and a reward.timeout_s that suffices for a group on one CPU thread. Loading may take at most a
@@ -32,6 +34,7 @@ class RewardModelVerifier:
         device: str = "cpu",
         dtype: str = "float32",
         trust_remote_code: bool = False,
+        chat_template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Load the model.
 
@@ -42,6 +45,8 @@ class RewardModelVerifier:
             device: a torch device.
             dtype: float32, bfloat16 or float16.
             trust_remote_code: run code of the model's repository.
+            chat_template_kwargs: variables for the model's own chat template. Those of the policy,
+                `data.chat_template_kwargs`, are not used.
 
         Raises:
             RewardError: an option is invalid, or the model cannot be loaded.
@@ -54,6 +59,11 @@ class RewardModelVerifier:
             raise RewardError(
                 f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}"
             )
+        if not isinstance(chat_template_kwargs, Mapping):
+            raise RewardError(
+                "reward_model: chat_template_kwargs must be a mapping, such as"
+                f" {{enable_thinking: false}}, got {chat_template_kwargs!r}"
+            )
         loaded = try_call(lambda: _load(model, device, dtype, trust_remote_code))
         if isinstance(loaded, Failure):
             raise RewardError(f"reward_model: loading {model!r} {loaded.reason}")
@@ -64,6 +74,14 @@ class RewardModelVerifier:
                 f"reward_model: label must be 0 to {config.num_labels - 1} for {model!r}, got"
                 f" {label!r}"
             )
+        if chat_template_kwargs and not self._tokenizer.chat_template:
+            raise RewardError(
+                f"reward_model: chat_template_kwargs is set, but {model!r} has no chat template;"
+                " leave it out"
+            )
+        self._variables = dict(chat_template_kwargs)
+        self.template_time = datetime.now().replace(microsecond=0)
+        """The local time that the chat template reads as now; a run sets its own."""
         self._label = label
         self._limit = getattr(config, "max_position_embeddings", None)
         # the model finds a row's last token by the padding behind it, so padding must differ from
@@ -108,7 +126,10 @@ class RewardModelVerifier:
             else:
                 messages = list(map(dict, prompt))
             text = self._tokenizer.apply_chat_template(
-                [*messages, {"role": "assistant", "content": response}], tokenize=False
+                [*messages, {"role": "assistant", "content": response}],
+                tokenize=False,
+                strftime_now=self.template_time.strftime,
+                **self._variables,
             )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         if isinstance(problem.prompt, str):

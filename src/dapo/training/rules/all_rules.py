@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.runs.rollout_table import ranges_of
-from dapo.training.rollout_metrics import has_many_answers, last_turn, looping
+from dapo.sampling.rollout_metrics import has_many_answers, last_turn, looping
 from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory

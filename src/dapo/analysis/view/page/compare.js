@@ -4,6 +4,12 @@
 const COMPARED = ["eval accuracy", "reward/accuracy", "reward/mean", "rollout/response_tokens_mean", "loss/entropy", "loss/token_prob_mean", "rollout/keep_rate", "time/step_s"];
 const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 
+// The metrics of the charts: a verifier of scores logs no accuracy of its responses, but their mean score.
+const comparedOf = (all) => {
+  const logs = (name) => all.some((metrics) => metrics.columns[name]);
+  return COMPARED.map((name) => (name === "reward/accuracy" && !logs(name) && logs("reward/score_mean") ? "reward/score_mean" : name));
+};
+
 const metricTraces = (name, runs, all, axis) => runs.flatMap((run, i) => {
   const metrics = all[i], x = View.xOf(metrics, axis), colour = RUN_COLOURS[i % RUN_COLOURS.length];
   if (name === "eval accuracy") return View.evaluationNames(metrics).slice(0, 1).flatMap((n) => View.heldOut(metrics, x, n, colour, View.short(run)));
@@ -53,7 +59,8 @@ View.pages.compare = {
     const heldOut = View.h("div", { id: "held-out" }), drawPaired = () => heldOut.replaceChildren(View.table(pairedColumns(chosen[0], pairedAreBinary()), paired));
     const difference = differing(options);
     const every = [...new Set(all.flatMap((m) => Object.keys(m.columns)))].sort();
-    const metrics = [...COMPARED, ...(state.metric && !COMPARED.includes(state.metric) ? [state.metric] : [])];
+    const compared = comparedOf(all);
+    const metrics = [...compared, ...(state.metric && !compared.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
     const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean") } }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));

@@ -198,7 +198,7 @@ def _limit(init_message: Mapping[str, Any]) -> None:
 
 
 def _open_to_others(path: str) -> bool:
-    """Return whether every user can read the path; ignore folders that do not exist."""
+    """Return True if every user can read the path; ignore folders that do not exist."""
     while path != os.path.dirname(path):
         if os.path.isdir(path) and not os.stat(path).st_mode & 0o001:
             return False

@@ -33,14 +33,14 @@ class Skipped(BaseException):
 
 def module() -> types.ModuleType:
     """Create the module that tests import as pytest."""
-    found = types.ModuleType("pytest")
+    pytest = types.ModuleType("pytest")
     for part in (raises, approx, fixture, param, skip, fail, importorskip, main, ExceptionInfo):
         part.__module__ = "pytest"
-        setattr(found, part.__name__, part)
-    vars(found).update(
+        setattr(pytest, part.__name__, part)
+    vars(pytest).update(
         mark=_Mark(), warns=_not_covered, deprecated_call=_not_covered, xfail=_not_covered
     )
-    return found
+    return pytest
 
 
 def _not_covered(*args: Any, **kwargs: Any) -> Any:
@@ -280,41 +280,35 @@ class Fixtures:
             *getattr(type(owner), "parameter_rows", []),
         ]
         rows: list[dict[str, Any]] = [{}]
-        for each in marks:
-            rows = [{**first, **second} for first in rows for second in each]
+        for parameter_rows in marks:
+            rows = [{**first, **second} for first in rows for second in parameter_rows]
         for row in rows:
             try:
-                self._run_once(function, row, self._found(owner))
+                self._run_once(function, row, self._fixtures_of(owner))
             except Skipped:
                 continue
 
-    def _found(self, owner: Any) -> dict[str, Any]:
+    def _fixtures_of(self, owner: Any) -> dict[str, Any]:
         members = [getattr(owner, name) for name in dir(owner)] if owner is not None else []
         routines: list[Any] = [
             value for value in [*self._names.values(), *members] if inspect.isroutine(value)
         ]
         return {value.fixture_name: value for value in routines if hasattr(value, "fixture_name")}
 
-    def _run_once(self, function: Any, given: dict[str, Any], fixtures: dict[str, Any]) -> None:
+    def _run_once(self, function: Any, row: dict[str, Any], fixtures: dict[str, Any]) -> None:
+        """Call a test function with one row of parameters, then end its fixtures."""
         open_fixtures: list[Iterator[Any]] = []
-        values: dict[str, Any] = {"capsys": Capsys(), **given}
-        for name, each in fixtures.items():
-            if each.fixture_autouse:
+        values: dict[str, Any] = {"capsys": Capsys(), **row}
+        for name, fixture_function in fixtures.items():
+            if fixture_function.fixture_autouse:
                 self._value(name, values, fixtures, open_fixtures)
-        defaults = {
-            name
-            for name, p in inspect.signature(function).parameters.items()
-            if p.default is not p.empty
-        }
-        wanted = [
-            name
-            for name in inspect.signature(function).parameters
-            if name not in defaults or name in values
-        ]
-        arguments = {name: self._value(name, values, fixtures, open_fixtures) for name in wanted}
+        arguments = {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.default is parameter.empty or name in values:
+                arguments[name] = self._value(name, values, fixtures, open_fixtures)
         self._finished(function(**arguments))
-        for each in reversed(open_fixtures):
-            next(each, None)
+        for generator in reversed(open_fixtures):
+            next(generator, None)
 
     def _value(
         self,
@@ -329,8 +323,10 @@ class Fixtures:
             function = fixtures[name]
             if function.fixture_params is not None:
                 raise remote.UnusableTest(f"fixture {name!r} has params, which are not covered")
-            wanted = inspect.signature(function).parameters
-            arguments = {other: self._value(other, values, fixtures, opened) for other in wanted}
+            arguments = {
+                parameter: self._value(parameter, values, fixtures, opened)
+                for parameter in inspect.signature(function).parameters
+            }
             values[name] = fixture_value(function, arguments, opened, self._finished)
         return values[name]
 

@@ -72,19 +72,19 @@ class Connection:
         """Return the public names of the submission with their values; the tests use `classes` as
         classes.
         """
-        found: dict[str, Any] = {}
+        names: dict[str, Any] = {}
         with _Answer(self):
             for name, value in self._next():
                 if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
-                    found[name] = decode(value, self._kept)
+                    names[name] = decode(value, self._kept)
         handles = {
             name: handle_of(value)
-            for name, value in found.items()
+            for name, value in names.items()
             if isinstance(value, RemoteObject)
         }
         self._callables = set(handles.values())
         self._classes_of_tests = {handle for name, handle in handles.items() if name in classes}
-        return found
+        return names
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
         """Perform an action on an object of the submission and return its value, or raise its
@@ -93,23 +93,23 @@ class Connection:
         by_tests = target in self._callables or target in self._instances
         makes = action in (CALL, CALL_MUTATING) and target in self._classes_of_tests
         is_method = target in self._instances or target in self._classes_of_tests
-        given = [encode(arg, lambda value: self._handle(value, by_tests)) for arg in args]
-        named = {
+        positional = [encode(arg, lambda value: self._handle(value, by_tests)) for arg in args]
+        keywords = {
             name: encode(arg, lambda value: self._handle(value, by_tests))
             for name, arg in (kwargs or {}).items()
         }
         with _Answer(self):
-            send(self._channel, [action, target, given, named])
+            send(self._channel, [action, target, positional, keywords])
             printed, kind, *content = self._next()
             if not isinstance(printed, str):
                 raise ValueError("its output is no text")
             if kind == "ok":
                 value = decode(content[0], self._kept)
                 if action == CALL_MUTATING:
-                    for arg, left in zip(
-                        args, [decode(each, self._kept) for each in content[1]], strict=True
+                    for arg, changed in zip(
+                        args, [decode(changes, self._kept) for changes in content[1]], strict=True
                     ):
-                        _update(arg, left)
+                        _update(arg, changed)
             elif kind == "raised":
                 error = self._exception(*content)
             elif kind != "stop" or action not in (NEXT, AWAIT):
@@ -128,9 +128,9 @@ class Connection:
             self.raised.append(error)
             raise error
         # such as: assert f; f.__name__
-        of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")
+        asks_for_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")
         self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (
-            of_name or isinstance(value, RemoteObject)
+            asks_for_name or isinstance(value, RemoteObject)
         )
         return value
 
@@ -150,12 +150,12 @@ class Connection:
         return self._remotes[handle]
 
     def makes(self, *objects: Any) -> bool:
-        """Return whether the tests have made one of these objects by calling a class, whatever the
+        """Return True if the tests have made one of these objects by calling a class, whatever the
         program is.
         """
         return any(
-            isinstance(each, RemoteObject) and handle_of(each) in self._instances
-            for each in objects
+            isinstance(thing, RemoteObject) and handle_of(thing) in self._instances
+            for thing in objects
         )
 
     def reject(self, reason: str, by_tests: bool) -> Unsendable:
@@ -189,31 +189,31 @@ class Connection:
         (handle, module, name), *bases = chain
         if handle in self._classes:
             return self._classes[handle]
-        known = None
+        builtin_class = None
         if module == "builtins" or not bases:
-            known = getattr(builtins, str(name), None)
+            builtin_class = getattr(builtins, str(name), None)
         elif (
             module in sys.modules
             and module.partition(".")[0] in sys.stdlib_module_names - _CONTROL_MODULES
         ):
-            known = getattr(sys.modules[module], str(name), None)
-        if isinstance(known, type) and issubclass(known, Exception):
-            if issubclass(known, StopIteration | StopAsyncIteration):
+            builtin_class = getattr(sys.modules[module], str(name), None)
+        if isinstance(builtin_class, type) and issubclass(builtin_class, Exception):
+            if issubclass(builtin_class, StopIteration | StopAsyncIteration):
                 return RuntimeError
-            return ProgramError if issubclass(known, AssertionError) else known
+            return ProgramError if issubclass(builtin_class, AssertionError) else builtin_class
         base = self.class_of(bases) if bases else RuntimeError
-        found = type(str(name), (base,), {"__str__": _text_of, "_remote_handle": int(handle)})
-        self._classes[handle] = found
-        return found
+        created = type(str(name), (base,), {"__str__": _text_of, "_remote_handle": int(handle)})
+        self._classes[handle] = created
+        return created
 
     def _exception(self, chain: Any, text: Any, args: Any, attributes: Any) -> Exception:
         kind = self.class_of(chain)
-        given = decode(args, self._kept)
+        arguments = decode(args, self._kept)
         try:
-            error = kind(*given)
+            error = kind(*arguments)
         except Exception:  # some want other arguments
             error = kind.__new__(kind)
-            error.args = given
+            error.args = arguments
         error.__dict__.update(
             {name: decode(value, self._kept) for name, value in attributes.items()}
         )
@@ -328,12 +328,12 @@ class RemoteObject:
     def __exit__(self, *exc_info: object) -> None:
         _forwarded("__exit__")(self, None, None, None)
 
-    def __eq__(self, other: object) -> bool:
-        if self is other or other is None:
-            return self is other
-        if isinstance(other, RemoteObject):
+    def __eq__(self, value: object) -> bool:
+        if self is value or value is None:
+            return self is value
+        if isinstance(value, RemoteObject):
             reason = "they compare two objects of the program, which only the program could do"
-            raise self._connection.reject(reason, self._connection.makes(self, other))
+            raise self._connection.reject(reason, self._connection.makes(self, value))
         raise NotPlain("only plain values can be compared here")
 
     def __hash__(self) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SMALL = 1 << 62
 _MAX_PRINTED = 1 << 20
+# Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
+# has it
 _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "builtins.range": lambda value: (value.start, value.stop, value.step),
     "builtins.bytearray": lambda value: (bytes(value),),
@@ -37,9 +39,6 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.date": lambda value: (value.isoformat(),),
     "datetime.time": lambda value: (value.isoformat(),),
 }
-"""Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
-has it.
-"""
 
 CALL_MUTATING = "()="  # a call whose arguments come back with the changes of the program
 CALL = "()"
@@ -137,21 +136,21 @@ class Submission:
         for line in self._lines:
             action, target, args, kwargs = json.loads(line)
             try:
-                given = [decode(arg, self._kept) for arg in args]
-                named = {name: decode(arg, self._kept) for name, arg in kwargs.items()}
-                answer = self._answer(action, self._objects[target], given, named)
+                positional = [decode(arg, self._kept) for arg in args]
+                keywords = {name: decode(arg, self._kept) for name, arg in kwargs.items()}
+                answer = self._answer(action, self._objects[target], positional, keywords)
             except Exception as error:
                 answer = ["raised", self._chain(type(error)), *self._description(error)]
             send(self._channel, [output.take(), *answer])
 
     def _answer(
-        self, action: str, thing: Any, given: list[Any], named: dict[str, Any]
+        self, action: str, thing: Any, positional: list[Any], keywords: dict[str, Any]
     ) -> list[Any]:
         try:
             if action in (CALL, CALL_MUTATING):
-                result = thing(*given, **named)
+                result = thing(*positional, **keywords)
             elif action == SET:
-                setattr(thing, *given)
+                setattr(thing, *positional)
                 result = None
             elif action == NEXT:
                 result = next(thing)
@@ -160,14 +159,16 @@ class Submission:
             elif action == BOOL:
                 result = bool(thing)
             elif action == IS_INSTANCE:
-                result = isinstance(given[0], thing)
+                result = isinstance(positional[0], thing)
             else:
                 result = getattr(thing, action)
         except (StopIteration, StopAsyncIteration):
             if action in (NEXT, AWAIT):
                 return ["stop"]
             raise
-        arguments = [encode(arg, self._keep) for arg in given] if action == CALL_MUTATING else None
+        arguments = (
+            [encode(arg, self._keep) for arg in positional] if action == CALL_MUTATING else None
+        )
         return ["ok", encode(result, self._keep), arguments]
 
     def _finish(self, awaitable: Any) -> Any:
@@ -309,9 +310,9 @@ def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
 
 def _encode_other(value: Any, keep: Callable[[Any], list[Any]]) -> list[Any]:
     for name, arguments_of in _VALUES.items():
-        module, _, of_module = name.partition(".")
-        known = getattr(sys.modules.get(module), of_module, None)
-        if known is not None and isinstance(value, known):
+        module, _, attribute = name.partition(".")
+        kind = getattr(sys.modules.get(module), attribute, None)
+        if kind is not None and isinstance(value, kind):
             return ["value", name, [encode(argument, keep) for argument in arguments_of(value)]]
     return ["value", "not implemented", []] if value is NotImplemented else keep(value)
 
@@ -348,6 +349,6 @@ def _decode_other(name: str, arguments: list[Any]) -> Any:
         return NotImplemented
     if name not in _VALUES:
         raise ValueError(f"not a value: {name:.80}")
-    module, _, of_module = name.partition(".")
-    kind = getattr(__import__(module), of_module)
+    module, _, attribute = name.partition(".")
+    kind = getattr(__import__(module), attribute)
     return getattr(kind, "fromisoformat", kind)(*arguments)

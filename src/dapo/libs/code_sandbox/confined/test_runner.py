@@ -30,8 +30,8 @@ _SETUP = {
     "setup_method",
     "setup_class",
     "setup_module",
+    "fixture_value",  # in `pytest_subset`, which is imported only to collect tests
 }
-_SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to collect tests
 
 
 class Counter:
@@ -94,7 +94,7 @@ class Counter:
         """Enter the handler of a `try` that fails if nothing is raised; count an exception of the
         program.
         """
-        if any(sys.exc_info()[1] is error for error in self._connection.raised):
+        if _is_raised(sys.exc_info()[1], self._connection):
             self.num_passed += 1
             self.failed = False
 
@@ -107,7 +107,7 @@ class Counter:
             return function
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            before = self._used()
+            used_before = self._used()
             try:
                 result = function(*args, **kwargs)
             except BaseException:
@@ -115,7 +115,7 @@ class Counter:
                 raise
             if function.__name__ in ("raises", "assertRaises", "assertRaisesRegex"):
                 if len(args) > 1 + (function.__name__ == "assertRaisesRegex") or "func" in kwargs:
-                    self.num_passed += self._used() > before
+                    self.num_passed += self._used() > used_before
             else:
                 self.num_passed += self._used() > 0
             return result
@@ -157,20 +157,24 @@ class Runner:
 
         import pytest_subset  # `rpc.load` has read it
 
-        own = {
-            id(v): v for v in self.names.values() if getattr(v, "__module__", None) == "__main__"
+        # by identity, because a value may have several names
+        defined = {
+            id(value): value
+            for value in self.names.values()
+            if getattr(value, "__module__", None) == "__main__"
         }
-        defined = list(own.values())
-        functions = [f for f in defined if inspect.isfunction(f) and f.__name__.startswith("test")]
-        classes = [
-            c
-            for c in defined
-            if isinstance(c, type) and c.__name__.startswith("Test") and not _is_case(c)
-        ]
-        classes = [c for c in classes if inspect.getattr_static(c, "__init__") is object.__init__]
-        cases = [c for c in defined if isinstance(c, type) and _is_case(c)]
+        functions: list[Any] = []
+        classes: list[type] = []
+        cases: list[type] = []
+        for value in defined.values():
+            if isinstance(value, type):
+                if _is_case(value):
+                    cases.append(value)
+                elif _is_test_class(value):
+                    classes.append(value)
+            elif inspect.isfunction(value) and self._is_uncalled_test(value.__name__):
+                functions.append(value)
         fixtures = pytest_subset.Fixtures(self.names, finished)
-        functions = [f for f in functions if f.__name__ not in self.called]
         if functions or classes:
             _call(self.names, "setup_module", self.module)
         for function in functions:
@@ -183,6 +187,9 @@ class Runner:
             _call(self.names, "teardown_module", self.module)
         if cases:
             _run_cases(cases, self.counter)
+
+    def _is_uncalled_test(self, name: str) -> bool:
+        return name.startswith("test") and name not in self.called
 
     def _run_class(self, kind: type, fixtures: Any) -> None:
         methods = [
@@ -224,23 +231,24 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
     try:
         public = connection.public_names(frozenset(message["classes"]))
         names = message["names"]
-        if not public.keys() >= set(names) or any(
-            isinstance(public[n], remote.RemoteObject) for n in message["constants"]
-        ):
+        if not public.keys() >= set(names):
+            return "failed"
+        remotes = {name for name in public if isinstance(public[name], remote.RemoteObject)}
+        if not remotes.isdisjoint(message["constants"]):
             return "failed"
         runner.names.update({name: public[name] for name in names})
-        connection.values += sum(
-            not isinstance(public[name], remote.RemoteObject) for name in names
-        )
-        runner.names.update(
-            {name: importlib.import_module(name) for name in message["standard_modules"]}
-        )
+        connection.values += sum(name not in remotes for name in names)
+        for name in message["standard_modules"]:
+            runner.names[name] = importlib.import_module(name)
         prepare(message, public)
-        if (argument := message["check"]) == "":
-            if (argument := _main_function(public, message["mentioned"])) is None:
+        argument = message["check"]
+        if argument == "":
+            argument = _main_function(public, message["mentioned"])
+            if argument is None:
                 return "failed"
             runner.names[argument] = public[argument]
-        runner.run([marshal.loads(base64.b64decode(each)) for each in message["code"]], argument)
+        codes = [marshal.loads(base64.b64decode(code)) for code in message["code"]]
+        runner.run(codes, argument)
         if message["collect"]:
             runner.run_collected()
     except BaseException as error:
@@ -267,12 +275,7 @@ def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str])
     counter = runner.counter
     if connection.rejection is not None and not connection.refused:
         return f"broken: {connection.rejection}"
-    if (
-        connection.lost
-        or connection.refused
-        or counter.failed
-        or any(error is each for each in connection.raised)
-    ):
+    if connection.lost or connection.refused or counter.failed or _is_raised(error, connection):
         return "failed"
     if isinstance(error, SystemExit):
         return "failed" if error.code else None
@@ -286,21 +289,31 @@ def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str])
 def is_fault_of_tests(
     error: BaseException, connection: remote.Connection, steerable: Sequence[str] = ()
 ) -> bool:
-    """Return whether no program could have avoided the exception; `steerable` as in `run`."""
-    if any(error is each for each in connection.raised) or isinstance(error, remote.NotPlain):
+    """Return True if no program could have avoided the exception; `steerable` as in `run`."""
+    if _is_raised(error, connection) or isinstance(error, remote.NotPlain):
         return False
     unused = not connection.values and not connection.raised
     if isinstance(error, AssertionError):
         return unused
     if isinstance(error, TypeError) and remote.RemoteObject.__name__ in str(error):
         return False
-    missing = isinstance(error, _DATA_ERRORS) and not isinstance(
-        error, TimeoutError | UnboundLocalError
-    )
-    of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
-    if missing or of_module:
+    if _is_data_error(error):
         return unused or "evaluation" not in steerable
     return unused or ("setup" not in steerable and bool(_functions_of(error) & _SETUP))
+
+
+def _is_data_error(error: BaseException) -> bool:
+    """Return True if a name, a module, its attribute or a file is not there."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType):
+        return True
+    if isinstance(error, TimeoutError | UnboundLocalError):
+        return False  # an OSError and a NameError that a program may cause
+    return isinstance(error, _DATA_ERRORS)
+
+
+def _is_raised(error: BaseException | None, connection: remote.Connection) -> bool:
+    """Return True if the program has raised this exception."""
+    return any(error is raised for raised in connection.raised)
 
 
 def finished(result: Any) -> Any:
@@ -350,6 +363,15 @@ def _functions_of(error: BaseException) -> set[str]:
         names.add(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
     return names
+
+
+def _is_test_class(kind: type) -> bool:
+    """Return True for a class of tests without a constructor, which pytest would not collect."""
+    import inspect
+
+    if not kind.__name__.startswith("Test"):
+        return False
+    return bool(inspect.getattr_static(kind, "__init__") is object.__init__)
 
 
 def _is_case(kind: type) -> bool:

@@ -1,1 +1,0 @@
-"""Starts, continues, evaluates and exports runs, for the Python interface and for the commands."""

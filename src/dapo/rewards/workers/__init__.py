@@ -1,1 +1,0 @@
-"""Runs verifiers in worker processes with time and memory limits."""

@@ -1,0 +1,1 @@
+"""Starts a run in four steps, each called once: check, resolve, read, build."""

@@ -1,0 +1,173 @@
+"""The first step of a start: checks the options and loads the user's code, without torch and in
+about a second.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dapo.config import Config
+from dapo.config.data_spec import kinds
+from dapo.config.load import resolve_auto_verifier
+from dapo.config.model_options import MODEL_ALIASES
+from dapo.core.errors import ConfigError, RewardError
+from dapo.core.loading import load_callable, require_package
+from dapo.core.text import did_you_mean
+from dapo.environments.pool import EnvironmentPool
+from dapo.processes.output import WorkerOutput
+from dapo.rewards.combine import InlineJudge
+from dapo.rewards.pool import VerifierPool
+from dapo.types import Group
+
+if TYPE_CHECKING:
+    from dapo.policy.custom_loss import CustomLoss
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """The code that options name, loaded once; None for what a run does not have."""
+
+    judge: VerifierPool | InlineJudge | None = None
+    audit: VerifierPool | None = None
+    keep_group: Callable[[Group], bool] | None = None  # dynamic_sampling.filter
+    loss: "CustomLoss | None" = None  # loss.function
+    environment: EnvironmentPool | None = None
+
+    @property
+    def needed_columns(self) -> Mapping[str, Collection[str]]:
+        """The data columns that each function of the reward and of the audit requires."""
+        columns: dict[str, Collection[str]] = {}
+        for judge in (self.judge, self.audit):
+            if judge is not None:
+                columns |= judge.needed_columns
+        return columns
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Options that need nothing that is missing here, and the user's code that they name."""
+
+    config: Config  # the verifier is not `auto`
+    code: UserCode
+    notes: Sequence[str] = ()
+
+
+@contextmanager
+def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> Iterator[Checked]:
+    """Check all that needs neither torch nor the data, and load the user's code.
+
+    The processes of verifiers and environment end with the block. Raises ConfigError if a package,
+    a model, or a user's filter, loss or environment is missing, and RewardError if a verifier does
+    not exist or cannot be used.
+
+    Args:
+        config: The options.
+        training: False for an evaluation, which needs only verifiers and environment.
+        elsewhere: The run is for another machine, so packages and models may be missing here.
+    """
+    functions = UserCode()
+    if training:
+        _require_environment(config)
+        if not elsewhere:
+            _require_packages(config)
+            _require_model(config.model.name)
+        functions = load_functions(config)
+    time = config.data.template_time
+    config = resolve_auto_verifier(config).at_time(time)
+    output = WorkerOutput() if training else None
+    with (
+        VerifierPool(config.reward, output=output, template_time=time) as judge,
+        open_audit(config) as audit,
+        open_environment(config) as environment,
+    ):
+        code = replace(functions, judge=judge, audit=audit, environment=environment)
+        yield Checked(config, code)
+
+
+@contextmanager
+def open_audit(config: Config) -> Iterator[VerifierPool | None]:
+    """Start the processes of the audit's verifier, if there is one.
+
+    Raises RewardError if it cannot be used.
+    """
+    if config.audit_reward is None:
+        yield None
+        return
+    try:
+        time = config.data.template_time
+        audit = VerifierPool(config.audit_reward, output=WorkerOutput(), template_time=time)
+    except RewardError as error:
+        raise RewardError(f"audit.verifier: {error}") from None
+    with audit:
+        yield audit
+
+
+@contextmanager
+def open_environment(config: Config) -> Iterator[EnvironmentPool | None]:
+    """Start the processes of the environment, if there is one. Raises ConfigError."""
+    if not config.plays_episodes:
+        yield None
+        return
+    memory_gib = config.reward.memory_gib
+    with EnvironmentPool(
+        config.environment, memory_gib=memory_gib, output=WorkerOutput()
+    ) as environment:
+        yield environment
+
+
+def load_functions(config: Config) -> UserCode:
+    """Load the user's filter and loss. Raises ConfigError."""
+    keep_group = None
+    name = config.dynamic_sampling.filter
+    if name is not None:
+        keep_group = load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+    loss = None
+    if config.loss.function is not None:
+        from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
+
+        loss = load_loss(config.loss.function)
+    return UserCode(keep_group=keep_group, loss=loss)
+
+
+def _require_environment(config: Config) -> None:
+    """Raise ConfigError if problems are to come from an environment, and there is none."""
+    for option, source in (
+        ("data.train", config.data.train_source),
+        ("data.eval", config.data.eval_source),
+    ):
+        if (
+            source is not None
+            and "environment" in kinds(source)
+            and config.environment.name is None
+        ):
+            raise ConfigError(
+                f"{option}=environment: expected environment.name, whose environment gives the"
+                " prompts, got none; set environment.name=my_games:Game, or name problems in"
+                f" {option}"
+            )
+
+
+def _require_packages(config: Config) -> None:
+    """Raise ConfigError, with a command to install it, if an option's package is missing."""
+    requirements: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
+    requirements += [("launcher", "ray")] if config.uses_ray else []
+    requirements += [("model.lora", "peft")] if config.model.lora is not None else []
+    for option, package in requirements:
+        require_package(package, purpose=option, error=ConfigError)
+
+
+def _require_model(name: str) -> None:
+    """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
+    path = Path(name).expanduser()
+    if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
+        return
+    if path.is_absolute() or name.startswith(".") or "/" in name:
+        raise ConfigError(f"model {name!r}: there is no such directory")
+    near = did_you_mean(name, MODEL_ALIASES, otherwise="")
+    raise ConfigError(
+        f"model {name!r} is not an alias ({', '.join(MODEL_ALIASES)}), a directory here or a"
+        f" Hugging Face id (OWNER/NAME){'; ' * bool(near)}{near}"
+    )

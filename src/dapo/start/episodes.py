@@ -1,0 +1,77 @@
+"""Renders the episodes of an environment, and finds the prompts with which they begin."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from dapo.config import Config
+from dapo.core.errors import DataError
+from dapo.engines.engine import SuspendableEngine
+from dapo.environments.engine import EpisodeEngine
+from dapo.environments.pool import EnvironmentPool
+from dapo.environments.rendering import TurnRenderer
+from dapo.environments.starts import EpisodeStarts
+from dapo.types import Problem
+
+_PROVEN = 4
+"""The number of first problems behind which the chat template's treatment of earlier turns is
+proved.
+"""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The processes of an environment, and the renderer of its observations."""
+
+    pool: EnvironmentPool
+    renderer: TurnRenderer
+    starts: EpisodeStarts
+    config: Config
+
+    def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> EpisodeEngine:
+        """Return an engine that plays episodes with turns from `engine`, and closes it."""
+        self.pool.log_to(log)
+        return EpisodeEngine(
+            engine,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            starts=self.starts,
+            by_load=not self.config.rollout.is_reproducible,
+            warn=log,
+        )
+
+    def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the problems with the prompts with which the environment begins their episodes.
+
+        Raises DataError.
+        """
+        try:
+            begun = self.starts.with_prompts(problems)
+        except DataError as error:
+            raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
+        self.renderer.require_exact(begun[:_PROVEN])
+        return begun
+
+
+def episodes_of(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
+) -> Episodes:
+    """Return the episodes of an environment. Raises DataError for the chat template."""
+    renderer = turn_renderer(config, tokenizer, pool)
+    return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config)
+
+
+def turn_renderer(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
+) -> TurnRenderer:
+    """Return the renderer of the observations, in whose form `pool` reads calls.
+
+    Raises DataError for the chat template.
+    """
+    roles = ["tool"] if pool.tools else ["user"]
+    history = config.environment.history
+    renderer = TurnRenderer(tokenizer, config.data, tools=pool.tools, history=history, roles=roles)
+    pool.read_calls_as(renderer)
+    return renderer

@@ -1,0 +1,307 @@
+"""The third step of a start: reads data and model, and checks that they fit, before anything is
+written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dapo.config import Config, ModelConfig
+from dapo.config.data_spec import Source, kinds
+from dapo.config.training_options import TrainConfig
+from dapo.core.errors import ConfigError
+from dapo.data.demonstrations import load_demonstrations
+from dapo.data.problems import remove_overlap, unique_problems
+from dapo.data.prompts import PromptEncoder, TurnEnd
+from dapo.data.sources.rows import prompt_text
+from dapo.environments.pool import EnvironmentPool
+from dapo.policy.model import (
+    LoadedModel,
+    device_of,
+    load_model,
+    load_teacher,
+    require_same_vocabulary,
+)
+from dapo.policy.varlen_attention import padded_attention_notes
+from dapo.start.check import UserCode
+from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
+from dapo.start.rows import load_rows
+from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
+from dapo.training.teacher_server import teacher_server
+from dapo.types import Problem
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The checked inputs of a run, from which it is built without asking the options again."""
+
+    config: Config  # resolved for this machine and this model
+    code: UserCode
+    loaded: LoadedModel
+    encoder: PromptEncoder
+    train: list[Problem]
+    held_out: list[Problem]
+    notes: list[str]
+    episodes: Episodes | None = None
+    # copies of each held-out problem in the file, if all problems have equally many; else 1
+    copies: int = 1
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
+
+
+def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None = None) -> Inputs:
+    """Load data (for an evaluation only held-out) and model, and check that they fit.
+
+    Raises DataError, RewardError, or ConfigError.
+    """
+    config = resolved.config
+    training = resolved.training
+    problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
+    loaded, encoder, about_model, episodes = read_model_and_encoder(
+        config, resolved.code.environment, training=training
+    )
+    notes += about_model
+    answers: Mapping[str, Answer] = {}
+    if episodes is not None:
+        held_out = episodes.with_prompts(held_out)
+        problems = problems if config.is_supervised else episodes.with_prompts(problems)
+    notes += encoder.notes([*problems, *held_out])
+    if training:
+        problems = drop_long(
+            problems, encoder, notes, kind="training prompts", on_progress=on_progress
+        )
+    if training and config.is_supervised:
+        problems, answers = _encode(problems, config, loaded, encoder, notes)
+    if held_out:
+        held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
+    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    if training:
+        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+    require_fit(
+        [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+    )
+    config = resolve_engine(config, loaded.model)
+    return Inputs(
+        config,
+        resolved.code,
+        loaded,
+        encoder,
+        problems,
+        held_out,
+        [*notes, *resolved.notes],
+        episodes,
+        copies,
+        answers,
+    )
+
+
+def _read_data(
+    config: Config, code: UserCode, *, training: bool
+) -> tuple[list[Problem], list[Problem], list[str], int]:
+    """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
+    problems = list[Problem]()
+    notes = list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, code, "train")
+    held_out = list[Problem]()
+    copies = 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config.data, config.reward, code, "eval")
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
+    if removed:
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    return problems, held_out, notes, copies
+
+
+def _encode(
+    demonstrations: Sequence[Problem],
+    config: Config,
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    notes: list[str],
+) -> tuple[list[Problem], Mapping[str, Answer]]:
+    """Encode the answers of demonstrations, note those left out, and return the others."""
+    encode = AnswerEncoder(
+        loaded.tokenizer, config.data, encoder, history=config.environment.history
+    )
+    limit = config.rollout.max_response_tokens
+    encoded, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
+    if dropped:
+        notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
+    if len({prompt_text(demonstration.prompt) for demonstration in encoded}) == 1 < len(encoded):
+        notes.append(f"all {len(encoded)} demonstrations answer the same problem")
+    return encoded, answers
+
+
+def drop_long(
+    problems: Sequence[Problem],
+    encoder: PromptEncoder,
+    notes: list[str],
+    *,
+    kind: str = "prompts",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Problem]:
+    """Drop problems with prompts above `data.max_prompt_tokens`, and note their number."""
+    short_problems, dropped = encoder.split_by_length(problems, on_progress=on_progress)
+    if dropped:
+        notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
+    return short_problems
+
+
+def require_fit(
+    problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
+) -> None:
+    """Raise ConfigError if the longest prompt and a response exceed the model's positions."""
+    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+    if limit is None:  # the model's files name none
+        return
+    prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
+    if prompt_tokens + response_tokens > limit:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the"
+            f" {limit} positions of {loaded.name}; lower rollout.max_response_tokens (or"
+            " eval.max_response_tokens) or data.max_prompt_tokens"
+        )
+
+
+def read_model_and_encoder(
+    config: Config, environment: EnvironmentPool | None, *, training: bool
+) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
+    """Load the model, its stop ids, prompt encoder and notes, and render the environment.
+
+    The last is None without `environment`. Raises ConfigError or DataError.
+    """
+    assert (environment is None) != config.plays_episodes, "the environment is started"
+    loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
+    episodes = None
+    if environment is None:
+        encoder = PromptEncoder(loaded.tokenizer, config.data)
+    else:
+        episodes = episodes_of(config, loaded.tokenizer, environment)
+        encoder = episodes.renderer.prompts
+    notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    if training and config.has_kl and config.loss.has_teacher:
+        notes += teacher_notes(config, loaded)
+    if training:
+        # a controller may have no GPU itself
+        device = (
+            device_of(config.train.device) if config.train.device == "auto" else config.train.device
+        )
+        if device == "cuda" and torch.cuda.is_available():
+            capability = torch.cuda.get_device_capability()
+        else:
+            capability = None
+        dtype = getattr(torch, config.model.dtype)
+        notes += padded_attention_notes(dtype, device, capability)
+    return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
+
+
+def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
+    """Check that the model of `loss.reference` can score the policy's responses; note what differs.
+
+    Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
+    """
+    if config.loss.server is not None:
+        teacher_server(config.loss.server).require_vocabulary(loaded.tokenizer)
+        return []
+    teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
+    require_same_vocabulary(loaded, teacher)
+    positions = getattr(teacher.model.config, "max_position_embeddings", None)
+    longest = (
+        config.data.max_prompt_tokens
+        + config.rollout.max_response_tokens
+        + config.max_observed_tokens
+    )
+    if positions is not None and positions < longest:
+        raise ConfigError(
+            f"loss.reference.model={teacher.name} has {positions} positions, and a prompt with its"
+            f" response may have {longest}; lower data.max_prompt_tokens or"
+            " rollout.max_response_tokens"
+        )
+    if config.loss.teacher == config.model.name:
+        return [f"the teacher {teacher.name} is the model that trains: the divergence starts at 0"]
+    if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
+        return []
+    return [
+        f"the teacher {teacher.name} has another chat template than {loaded.name}; it reads"
+        f" {loaded.name}'s prompts"
+    ]
+
+
+def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
+    """Add the token that the chat template puts after an assistant's turn to the model's stop ids.
+
+    Raises ConfigError if neither the model's files nor the template name a token that ends a
+    response.
+    """
+    turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
+    stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
+    if not stop_ids:
+        raise ConfigError(
+            f"model {loaded.name!r} names no end token, and its chat template puts none after an"
+            " assistant's turn: set eos_token_id in its generation_config.json, or responses"
+            " never end"
+        )
+    return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
+
+
+def turn_end_notes(
+    tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None
+) -> list[str]:
+    """Note how responses end if the template and the model's `stop_ids` differ."""
+    if turn_end is None:
+        return []
+    end_tokens = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
+    if turn_end.token_id is None:
+        return [
+            "the chat template puts no special token after an assistant's turn, but"
+            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({end_tokens}) end"
+            " a response, and others may run to the length limit"
+        ]
+    name = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id))
+    notes = []
+    if turn_end.token_id not in stop_ids:
+        notes.append(
+            f"responses also stop at {name}, which ends an assistant's turn; the model's files name"
+            f" {end_tokens}"
+        )
+    if turn_end.text_before:
+        notes.append(
+            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single"
+            f" special token: responses stop at {name} and include the text before it"
+        )
+    return notes
+
+
+def read_model(model: ModelConfig, train: TrainConfig, device: str) -> LoadedModel:
+    """Load the model of a run; on the device `meta` without its weights."""
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
+    return load_model(
+        model.name,
+        dtype=getattr(torch, model.dtype),
+        device=device,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def read_model_and_prompts(config: Config, device: str) -> tuple[LoadedModel, PromptEncoder]:
+    """Load the model, and encode the prompts of single responses."""
+    loaded = read_model(config.model, config.train, device)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    return stop_at_turn_end(loaded, encoder), encoder
+
+
+def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
+    """Remove copies of problems; also return the copies per problem if they are equally many."""
+    counted = unique_problems(problems)
+    counts = {count for _, count in counted}
+    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
+    return [problem for problem, _ in counted], copies

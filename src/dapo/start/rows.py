@@ -1,0 +1,85 @@
+"""Reads the rows of a run's data, and warns of those that its reward cannot judge."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from dapo.config import DataConfig, RewardConfig
+from dapo.data.prepare.stats import conflicting_answers
+from dapo.data.problems import load_problems
+from dapo.data.sources.builtin import Split
+from dapo.data.sources.rows import describe_texts
+from dapo.rewards.combine import RewardSpec
+from dapo.rewards.data_check import warnings_about_rows
+from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
+from dapo.rewards.verifiers.function import require_columns
+from dapo.start.check import UserCode
+from dapo.types import Problem, Prompt, content_text
+
+
+def load_rows(
+    data: DataConfig, verifier: RewardConfig, code: UserCode, split: Split
+) -> tuple[list[Problem], list[str]]:
+    """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
+
+    The reward's `verifier` is not `auto`. Raises DataError if rows lack a column that the user's
+    functions read, and RewardError if the reward can judge no row.
+    """
+    source = data.train_source if split == "train" else data.eval_source
+    assert source is not None
+    reward = RewardSpec.of(verifier.verifier, options=verifier.options)
+    texts: dict[str, str] = {}
+    rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
+    where = f"data.{split}"
+    require_columns(rows, code.needed_columns, where=where)
+    warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
+    if texts and any(name not in VERIFIERS for name in reward.weights):
+        warnings.append(f"{where}: {describe_texts(texts)}")
+    if reward.reads_answer:
+        conflicts = conflicting_answers(rows)
+        if conflicts:
+            warnings.append(
+                f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
+                " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
+            )
+    return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
+
+
+def _unrequested_markers(
+    data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str
+) -> Iterator[str]:
+    """Warn of each verifier that reads an answer marker which most prompts do not request."""
+    always = f"{data.instruction}\n{data.system or ''}"
+    for name in reward.weights:
+        markers = VERIFIERS[name].markers if name in VERIFIERS else ()
+        if not markers or reward.options[name].get("flexible"):
+            continue
+        requested = Counter(
+            marker
+            for row in rows
+            for marker in ANSWER_MARKERS
+            if marker in f"{_text(row.prompt)}\n{always}".casefold()
+        )
+        most = max(requested[marker] for marker in markers)
+        if 2 * most >= len(rows):
+            continue
+        verifier_markers = [ANSWER_MARKERS[marker] for marker in markers]
+        requested_markers = [
+            f"{ANSWER_MARKERS[m]} ({count:,} rows)"
+            for m, count in requested.items()
+            if m not in markers
+        ]
+        marked_by = " or ".join(verifier_markers)
+        alternatives = (
+            f"; they request {' and '.join(requested_markers)}" if requested_markers else ""
+        )
+        yield (
+            f"{where}: the verifier {name} reads an answer marked by {marked_by}, which {most:,} of"
+            f" {len(rows):,} prompts request{alternatives}. Request it in data.instruction, or use"
+            " another verifier"
+        )
+
+
+def _text(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(content_text(message) for message in prompt)

@@ -1,3 +1,0 @@
-"""Puts a run together: `resolve` resolves `auto`, `inputs` reads data and model, `build` names
-concrete classes.
-"""

@@ -1,0 +1,57 @@
+"""What a run checks before it reads the model: refusals and warnings."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dapo.core.errors import ConfigError
+from dapo.start.check import UserCode, check
+from dapo.start.rows import load_rows
+from helpers.commands import run as command
+from helpers.tiny_runs import tiny
+
+TOOLS = ("data.train=environment", "data.eval=null", "environment.tools=[my_tools:add]")
+
+
+@pytest.mark.parametrize("option", ["data.train", "data.eval"])
+def test_problems_of_an_environment_need_one(option: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"^{option}=environment: expected environment[.]name"),
+        check(tiny(f"{option}=environment")),
+    ):
+        pass
+
+
+def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i % 4}+1=", "answer": str(i)} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
+    (warning,) = load_rows(config.data, config.reward, UserCode(), "train")[1]
+    assert warning.startswith("data.train: texts with different answers: 4, so a row rewards")
+
+
+def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        "expected environment.name" in command(capsys, "check", "tiny", "data.train=environment")[2]
+    )
+
+
+def test_the_table_of_data_stats_shows_different_answers_as_dedupe_counts_them(
+    tmp_path: Path, capsys
+) -> None:
+    for answers, shown in (("2", False), ("3", True)):
+        rows = [
+            {"prompt": "1+1", "answer": "2"},
+            {"prompt": "1+1", "answer": answers},
+            {"prompt": "2+2", "answer": "4"},
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        printed = command(capsys, "data", "stats", str(tmp_path / "rows.jsonl"))[1]
+        assert bool(re.search(r"different answers +│ 1 texts", printed)) == shown
+
+
+def test_tools_alone_give_no_prompts() -> None:
+    with pytest.raises(ConfigError, match=r"expected environment\.name"), check(tiny(*TOOLS)):
+        pass
