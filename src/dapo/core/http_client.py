@@ -139,6 +139,7 @@ class HttpClient:
                 return replace(outcome, tries=tries)
             delay_s = min(backoff_s, _MAX_BACKOFF_S)
             wished_s = wished_wait_s(headers, clock.time())
+            # a server could otherwise stop the run by naming a date far away
             allowed_s = clamped_wait_s(wished_s)
             if allowed_s is None and isinstance(outcome, Answer):
                 raise ServerFailed(
@@ -209,6 +210,7 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
     Raises TimeoutError at the deadline, even if the server sends byte by byte.
     """
     content = bytearray()
+    # in parts: the pool's own time limit is one of each read
     while part := response.read1(1 << 16):
         content += part
         if len(content) > _MAX_ANSWER_BYTES:

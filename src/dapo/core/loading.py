@@ -84,6 +84,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     )
     if not is_of_a_run and directory not in sys.path:
         sys.path.append(directory)
+    # the module may have been written since the last import
     importlib.invalidate_caches()
     written_file = None if name in sys.modules else _written_module(name)
     if written_file is not None and text_checksum(written_file.read_bytes()) != name[-8:]:

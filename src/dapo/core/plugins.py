@@ -78,6 +78,7 @@ def plugins_of(group: str, *, reserved: Mapping[str, Any]) -> Mapping[str, Entry
                 stacklevel=2,
             )
         else:
+            # one package may be found twice on the import path
             plugins.setdefault(plugin.name, plugin)
     return plugins
 

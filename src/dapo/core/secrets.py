@@ -146,6 +146,7 @@ _PASSWORDS = frozenset(
 _IN_URLS = frozenset(("sig", "signature", "sign", "code", "assertion"))
 
 _NAME_WITH_VALUE = re.compile(r"""([A-Za-z][\w.-]*)['"]?\s*[:=]\s*['"]?(?=[^\s'",}\]])""")
+# a list of a name and its value, as YAML writes pairs
 _PAIR = re.compile(r"""\[\s*['"]?([A-Za-z][\w-]*)['"]?\s*,""")
 _USER_IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s'\"]+@")
 _PARAMETER = re.compile(r"([?&;#])([A-Za-z][\w.-]*)=([^&;#\s'\"]+)")
@@ -153,7 +154,9 @@ _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|x-[a-z-]*(?:key|token|secret)|api-key|(?:set-)?cookie)(['\"]?\s*[:=]\s*['\"]?)"
     r"[^\r\n'\"]+"
 )
+# ordinary words have no digit, and braces hold the name of what is filled in
 _CREDENTIALS = re.compile(r"(?=.*\d)[^{}]{8,}")
+# a digit or many characters after the first word, because sentences hold `bearer` and `basic` too
 _SHAPE = re.compile(
     r"\b[Bb]earer\s+(?=\S*\d|\S{16})\S+|\bBasic\s+(?=\S*\d)(?=\S*[A-Z])[A-Za-z0-9+/]{8,}=*"
     r"|(?<![\w-])("
@@ -183,6 +186,7 @@ _LOCATION_WORDS = (
     "root",
     "scratch",
 )
+# names that end in a word for a password, but hold the working directory
 _NO_PASSWORDS = ("PWD", "OLDPWD")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 HUB_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *PROXIES)
@@ -227,6 +231,7 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
         is_flag = argument.startswith("-") and "=" not in argument
         if hides_next and not is_flag:
             masked.append(MASK)
+            # a header has two words: `Authorization: Bearer TOKEN`
             hides_next = argument.strip().lower() in ("bearer", "basic")
             continue
         hides_next = _announces_secret(argument)

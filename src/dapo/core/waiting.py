@@ -51,6 +51,7 @@ class SignalFlag:
 
     def sleep(self, seconds: float) -> None:
         """Wait so long. Raises Interrupted as soon as a signal comes."""
+        # not time.sleep, which a signal does not end in other threads
         self._came.wait(seconds)
         self.check()
 

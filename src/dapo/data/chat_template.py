@@ -162,6 +162,7 @@ class ChatTemplate:
         }
         plain = [dict(message) for message in messages]
         try:
+            # the seeding takes a lock, which most templates do not need
             if not self._draws:
                 return str(self._tokenizer.apply_chat_template(plain, **options))
             with _seeded(json.dumps([plain, header], default=str)):

@@ -190,8 +190,10 @@ class PromptEncoder:
         text = self.render(problem)
         with self._lock:
             ids = tuple(self._tokenized([text])[0])
+        # `length` is also asked of prompts that are not cached
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:
+            # four bytes for each id, where a tuple takes at least eight
             self._cached_ids[key] = array("i", ids)
         return ids
 
@@ -386,6 +388,7 @@ class PromptEncoder:
         )
         roles = ", ".join(message["role"] for message in messages)
         try:
+            # before rendering: marks in the text would be taken for those of turns
             template.require_unrendered(messages)
             adapted = template.in_its_forms(messages)
             text = template.render(adapted, **template_columns(problem))

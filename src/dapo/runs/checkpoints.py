@@ -62,6 +62,7 @@ class Checkpoints:
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
+        # before it is written: a killed process may have filled the disk
         self.clear_leftovers()
         temporary.mkdir(parents=True)
         try:

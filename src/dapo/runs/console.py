@@ -171,6 +171,7 @@ class ProgressDisplay:
             total: all of its work; 0: only its time is shown.
             note: what the phase has done so far, in a few words.
         """
+        # the seconds of a phase go on while its numbers change
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
         self._phase = (name, done, total)

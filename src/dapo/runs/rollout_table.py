@@ -265,12 +265,13 @@ def rows_of(column: pa.ListArray) -> list[NDArray[Any]]:
 def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:
     """Format the columns of a problem that are numbers or short texts as JSON; None without any.
 
-    The `known` texts, such as the answer, have a column of their own in the table, and are left
-    out.
+    Args:
+        fields: the columns of the problem.
+        known: texts that are left out, because the table has a column for them, such as the answer.
     """
     columns = {}
     for name, value in fields.items():
-        # a table of texts and numbers has no dates
+        # JSON has no dates
         plain = as_text(value) if is_kept(value) else value
         is_number = isinstance(plain, bool | int | float)
         is_short = isinstance(plain, str) and len(plain) <= _FIELD_CHARS
