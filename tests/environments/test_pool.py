@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_calls():
     with open_pool("helpers.environments:Dice") as pool:
         alone = pool.open(PROBLEM, 7)
-        expected = [alone.step(str(i)).result(60)["observation"] for i in range(6)]
+        expected = [alone.step(str(i)).result(240)["observation"] for i in range(6)]
         first = pool.open(PROBLEM, 7)
         second = pool.open(PROBLEM, 8)
         found = []
@@ -28,19 +28,20 @@ def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_call
             if i in (2, 4):
                 os.kill(pool.worker_pids[0], signal.SIGKILL)
             second.step("between")
-            found.append(first.step(str(i)).result(60)["observation"])
+            found.append(first.step(str(i)).result(240)["observation"])
         assert found == expected
-        assert second.step("last").result(60)["observation"] != expected[-1]
+        assert second.step("last").result(240)["observation"] != expected[-1]
 
 
 def test_two_episodes_in_one_process_do_not_share_the_global_random_state():
     with open_pool("helpers.environments:Dice") as pool:
         whole = pool.open(PROBLEM, 3)
-        expected = [whole.step("x").result(60)["observation"] for _ in range(4)]
+        expected = [whole.step("x").result(240)["observation"] for _ in range(4)]
         one = pool.open(PROBLEM, 3)
         two = pool.open(PROBLEM, 4)
         found = [
-            (one.step("x").result(60)["observation"], two.step("x").result(60))[0] for _ in range(4)
+            (one.step("x").result(240)["observation"], two.step("x").result(240))[0]
+            for _ in range(4)
         ]
         assert found == expected
 
@@ -49,13 +50,13 @@ def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_
     with open_pool("helpers.environments:Forgetful") as pool:
         kept = pool.open(PROBLEM, 1)
         lost = pool.open(PROBLEM, 2)
-        assert "observation" in kept.step("a").result(60)
-        assert lost.step("exit").result(60)["error"] == "the worker process exited with code 3"
+        assert "observation" in kept.step("a").result(240)
+        assert lost.step("exit").result(240)["error"] == "the worker process exited with code 3"
         expected = (
             "the environment is not deterministic: replaying the same actions with the same seed"
             " gave a different answer to call 1 (step)"
         )
-        assert kept.step("b").result(60) == {"error": expected}
+        assert kept.step("b").result(240) == {"error": expected}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,18 @@ def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as refused:
         open_pool(name, options=options)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.nightly
+def test_an_interrupt_that_an_environment_raises_ends_its_process_alone():
+    """A signal may have come from another process, so that three processes are started for it."""
+    with open_pool("helpers.hostile_environments:Hostile") as pool:
+        other = pool.open(PROBLEM, 1)
+        episode = pool.open(PROBLEM, 2)
+        assert other.step("first").result(240)["observation"] == "read first"
+        error = episode.step("keyboard interrupt").result(240)["error"]
+        assert error == "the worker process was killed by SIGINT"
+        assert other.step("second").result(240)["observation"] == "read second"
 
 
 def test_pending_calls_of_a_closed_pool_are_errors():
