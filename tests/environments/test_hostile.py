@@ -41,6 +41,7 @@ ERRORS = {
     "sys.exit": "raised SystemExit: 4",
     "generator exit": "raised GeneratorExit",
     "stop iteration": "raised StopIteration",
+    "keyboard interrupt": "the worker process was killed by SIGINT",
     "recursion": "raised RecursionError",
     "warning": "raised UserWarning: odd",
     "read the input": "raised EOFError",
@@ -113,8 +114,6 @@ HARMLESS = {
     "true": "true",
     "no output": "no output",
 }
-STARTED_PROCESS = "keyboard interrupt"
-"""For a process that is not forked, whose Python answers to an interrupt: test_pool.py."""
 HANGING = ("loop", "deaf", "slow number", "endless messages", "busy")
 
 
@@ -126,7 +125,7 @@ def pool() -> Iterator[EnvironmentPool]:
 
 def test_each_action_has_its_expected_outcome():
     assert len(ACTIONS) >= 70
-    assert ACTIONS.keys() == {*ERRORS, *HARMLESS, *HANGING, STARTED_PROCESS}
+    assert ACTIONS.keys() == {*ERRORS, *HARMLESS, *HANGING}
 
 
 def test_a_fault_is_an_error_of_its_episode_and_another_episode_goes_on(pool: EnvironmentPool):

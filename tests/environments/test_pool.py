@@ -90,18 +90,6 @@ def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.nightly
-def test_an_interrupt_that_an_environment_raises_ends_its_process_alone():
-    """A signal may have come from another process, so that three processes are started for it."""
-    with open_pool("helpers.hostile_environments:Hostile") as pool:
-        other = pool.open(PROBLEM, 1)
-        episode = pool.open(PROBLEM, 2)
-        assert other.step("first").result(240)["observation"] == "read first"
-        error = episode.step("keyboard interrupt").result(240)["error"]
-        assert error == "the worker process was killed by SIGINT"
-        assert other.step("second").result(240)["observation"] == "read second"
-
-
 def test_pending_calls_of_a_closed_pool_are_errors():
     pool = open_pool("helpers.hostile_environments:Hostile")
     episode = pool.open(PROBLEM, 1)
