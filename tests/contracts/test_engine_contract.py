@@ -202,7 +202,7 @@ def mixed_requests() -> list[GenerationRequest]:
 
 
 @each_engine
-@pytest.mark.parametrize("slots", [1, 3, 64])
+@pytest.mark.parametrize("slots", [1, 3])
 def test_every_request_is_answered_once_within_its_limits(name: str, slots: int) -> None:
     engine = ENGINES[name].make(slots)
     requests = mixed_requests()
@@ -247,12 +247,13 @@ def test_no_end_token_comes_among_the_first_min_new_tokens(name: str) -> None:
 
 
 @each_engine
-@pytest.mark.parametrize("least", [-1, 9])
-def test_a_least_length_outside_the_limit_is_refused(name: str, least: int) -> None:
-    with pytest.raises(
-        EngineError, match=f"min_new_tokens must be from 0 to max_new_tokens=8, got {least}"
-    ):
-        ENGINES[name].make(2).submit([request(max_new_tokens=8, min_new_tokens=least)])
+def test_a_least_length_outside_the_limit_is_refused(name: str) -> None:
+    engine = ENGINES[name].make(2)
+    for least in (-1, 9):
+        with pytest.raises(
+            EngineError, match=f"min_new_tokens must be from 0 to max_new_tokens=8, got {least}"
+        ):
+            engine.submit([request(max_new_tokens=8, min_new_tokens=least)])
 
 
 @each_engine

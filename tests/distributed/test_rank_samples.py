@@ -2,7 +2,7 @@
 bit changes.
 """
 
-import copy
+import pickle
 import threading
 from array import array
 from collections.abc import Sequence
@@ -133,7 +133,7 @@ class ThreadRank:
         self._thread = ThreadPoolExecutor(1)
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        own = copy.deepcopy(arguments)  # as between processes
+        own = pickle.loads(pickle.dumps(arguments, protocol=5))  # as between processes
         return self._thread.submit(getattr(self, method), *own, **options)
 
     def can_access(self, folder: Path) -> bool:

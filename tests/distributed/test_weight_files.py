@@ -57,7 +57,7 @@ def test_the_safetensors_library_reads_what_was_streamed(tmp_path: Path) -> None
 class CountingSource:
     """Makes each tensor when it is read, and counts how many live at a time."""
 
-    count: int = 12
+    count: int = 5
     most: int = 0
     alive: list["weakref.ref[Tensor]"] = field(default_factory=list)
 

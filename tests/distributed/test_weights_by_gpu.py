@@ -23,6 +23,8 @@ from helpers.file_group import FileGroup
 from helpers.launchers import ENVIRONMENT
 from helpers.tiny_runs import tiny
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Weights:
     """Of three tensors, in three chunks."""

@@ -176,8 +176,10 @@ def test_attention_of_cudnn_is_off_once_the_engine_has_registered_its_own() -> N
 # --- fused layers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attend", [None, decode_attention])
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize(
+    ("name", "attend"),
+    [*((name, decode_attention) for name in FUSED), ("llama", None), ("gemma3", None)],
+)
 def test_fused_layers_compute_what_the_model_does(name: str, attend: Any) -> None:
     model = tiny_model(name, dtype=torch.float64)
     expected = plain_logits(copy.deepcopy(model))

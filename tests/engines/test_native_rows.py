@@ -5,11 +5,12 @@ whatever the slots.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.config.rollout_options import NativeConfig
@@ -48,6 +49,16 @@ def groups(size: int, **options: object) -> list[GenerationRequest]:
         for p, prompt in enumerate(PROMPTS)
         for i in range(size)
     ]
+
+
+@cache
+def sampled_alone(temperature: float) -> dict[str, Generation]:
+    """The answers to `groups(7)`, each sampled before the next one is submitted."""
+    alone = engine_of(1)
+    found: dict[str, Generation] = {}
+    for one in groups(7, temperature=temperature):
+        found |= answers(alone, [one])
+    return found
 
 
 def engine_of(slots: int, *, cache_tokens: int | None = None) -> NativeEngine:
@@ -133,7 +144,6 @@ def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
-@settings(max_examples=200)
 @given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 5))
 def test_row_steps_are_the_distinct_beginnings_in_any_number_of_rows(
     responses: list[list[int]], limit: int
@@ -156,7 +166,7 @@ def test_a_hand_made_tree_takes_its_nodes() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 64])
-@pytest.mark.parametrize("temperature", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
 def test_a_beginning_is_decoded_once_and_every_token_is_the_one_sampled_alone(
     slots: int, temperature: float
 ) -> None:
@@ -167,12 +177,10 @@ def test_a_beginning_is_decoded_once_and_every_token_is_the_one_sampled_alone(
     assert stats.decode_slot_steps == distinct_beginnings(requests, done)
     assert stats.decode_tokens == sum(len(g.token_ids) - 1 for g in done.values())
     assert temperature == 1.0 or stats.decode_slot_steps < 0.9 * stats.decode_tokens
-    alone = engine_of(1)
-    for r in requests:
-        expected = answers(alone, [r])[r.id]
-        assert done[r.id].token_ids == expected.token_ids
-        assert done[r.id].finish == expected.finish
-        assert done[r.id].logprobs == pytest.approx(expected.logprobs, abs=1e-12)
+    for name, expected in sampled_alone(temperature).items():
+        assert done[name].token_ids == expected.token_ids
+        assert done[name].finish == expected.finish
+        assert done[name].logprobs == pytest.approx(expected.logprobs, abs=1e-12)
 
 
 def test_rows_and_memory_stay_within_their_bounds_while_sequences_part() -> None:
@@ -300,7 +308,7 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
             assert torch.allclose(layer, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("slots", [1, 4, 64])
+@pytest.mark.parametrize("slots", [1, 64])
 def test_the_common_beginning_of_prompts_is_computed_once_and_changes_no_token(slots: int) -> None:
     requests = with_system(*ENDS)
     engine = engine_of(slots)
@@ -460,7 +468,7 @@ def test_a_prompt_that_a_group_shares_takes_memory_once_and_no_longer_than_the_g
     assert engine.cache_bytes == 0
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_shared_prompts_and_rows_stay_within_cache_tokens(rows: int) -> None:
     # a row of a short prompt may become longer than those of the long ones
     requests = [*long_groups(), request("long", max_new_tokens=300, stop_ids=())]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dapo.core.errors import DataError
 from dapo.environments.calls import CallReader, ToolCall, WrongCall, tool_schema, tool_text
+from helpers.tables import for_each_row
 
 
 def add(a: int, b: int = 2) -> int:
@@ -112,7 +113,7 @@ def test_a_function_without_types_descriptions_or_named_parameters_is_refused():
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "count"),
     [
         (f"<tool_call>\n{ADD}\n</tool_call>", 1),
@@ -131,7 +132,7 @@ def test_calls_in_the_form_of_hermes(text: str, count: int):
     assert hermes(text) == [ToolCall("add", {"a": 1})] * count
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "count"),
     [
         ('{"name": "add", "parameters": {"a": 1}}', 1),
@@ -164,7 +165,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS)
-@pytest.mark.parametrize("form", CALLS)
+@for_each_row(["form"], zip(CALLS))
 def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(
     form: Any, opening: str, closing: str
 ):
@@ -203,7 +204,7 @@ STRINGS = [
 
 
 @pytest.mark.parametrize("text", STRINGS)
-@pytest.mark.parametrize("name_first", [True, False])
+@for_each_row(["name_first"], zip([True, False]))
 def test_a_mark_within_a_string_is_text_in_any_order_of_keys(text: str, name_first: bool):
     arguments = {"query": f"what is {text}?", "kinds": []}
     for form, key in (
@@ -220,7 +221,7 @@ def test_a_mark_within_a_string_is_text_in_any_order_of_keys(text: str, name_fir
                 assert CallReader(form, SCHEMAS).read(around) == [ToolCall("search", arguments)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "expected"),
     [
         (f"<tool_call>{ADD}\n{ADD}</tool_call>", [1, 1]),
@@ -244,7 +245,7 @@ def test_what_stands_between_tags_is_calls_or_one_error(text: str, expected: lis
         assert each == ToolCall("add", {"a": 1}) if wanted == 1 else wanted in each.error  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "expected"),
     [
         ('{"type": "function", "parameters": {"a": 1}, "name": "add"}', [1]),
@@ -293,7 +294,7 @@ def test_arguments_that_fit_are_passed_on(arguments: dict[str, Any]):
     assert hermes(call("search", **arguments)) == [ToolCall("search", arguments)]
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "error"),
     [
         (call("sub", a=1), "Error: there is no tool 'sub'; the tools are: add, search"),

@@ -29,6 +29,7 @@ from dapo.environments.starts import EpisodeStarts
 from dapo.types import Finish, Generation, GenerationRequest, Problem
 from helpers.chat_templates import SYSTEM_AT_THE_END, tokenizer
 from helpers.environments import Echo, LocalPool
+from helpers.tables import for_each_row
 
 TOKENIZER = tokenizer("chatml")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
@@ -330,7 +331,7 @@ OBSERVATIONS: dict[str, tuple[Any, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OBSERVATIONS)
+@for_each_row(["kind"], zip(OBSERVATIONS))
 def test_hostile_observations_are_text_of_known_length_or_errors(kind: str):
     observation, error = OBSERVATIONS[kind]
 

@@ -22,6 +22,8 @@ from helpers.environments import Hunt
 from helpers.minimal_runs import minimal_config, minimal_inputs
 from helpers.tiny_runs import metrics
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 STEPS = 3
 MAX_TURNS = 4
 MAX_TOKENS = 12

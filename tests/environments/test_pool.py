@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_calls():
     with open_pool("helpers.environments:Dice") as pool:
         alone = pool.open(PROBLEM, 7)
-        expected = [alone.step(str(i)).result(60)["observation"] for i in range(6)]
+        expected = [alone.step(str(i)).result(240)["observation"] for i in range(6)]
         first = pool.open(PROBLEM, 7)
         second = pool.open(PROBLEM, 8)
         found = []
@@ -32,9 +32,9 @@ def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_call
             if i in (2, 4):
                 os.kill(pool.worker_pids[0], signal.SIGKILL)
             second.step("between")
-            found.append(first.step(str(i)).result(60)["observation"])
+            found.append(first.step(str(i)).result(240)["observation"])
         assert found == expected
-        assert second.step("last").result(60)["observation"] != expected[-1]
+        assert second.step("last").result(240)["observation"] != expected[-1]
 
 
 def test_an_environment_gets_the_columns_with_their_types_also_when_it_is_rebuilt():
@@ -51,11 +51,12 @@ def test_an_environment_gets_the_columns_with_their_types_also_when_it_is_rebuil
 def test_two_episodes_in_one_process_do_not_share_the_global_random_state():
     with open_pool("helpers.environments:Dice") as pool:
         whole = pool.open(PROBLEM, 3)
-        expected = [whole.step("x").result(60)["observation"] for _ in range(4)]
+        expected = [whole.step("x").result(240)["observation"] for _ in range(4)]
         one = pool.open(PROBLEM, 3)
         two = pool.open(PROBLEM, 4)
         found = [
-            (one.step("x").result(60)["observation"], two.step("x").result(60))[0] for _ in range(4)
+            (one.step("x").result(240)["observation"], two.step("x").result(240))[0]
+            for _ in range(4)
         ]
         assert found == expected
 
@@ -64,13 +65,13 @@ def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_
     with open_pool("helpers.environments:Forgetful") as pool:
         kept = pool.open(PROBLEM, 1)
         lost = pool.open(PROBLEM, 2)
-        assert "observation" in kept.step("a").result(60)
-        assert lost.step("exit").result(60)["error"] == "the worker process exited with code 3"
+        assert "observation" in kept.step("a").result(240)
+        assert lost.step("exit").result(240)["error"] == "the worker process exited with code 3"
         expected = (
             "the environment is not deterministic: replaying the same actions with the same seed"
             " gave a different answer to call 1 (step)"
         )
-        assert kept.step("b").result(60) == {"error": expected}
+        assert kept.step("b").result(240) == {"error": expected}
 
 
 @pytest.mark.parametrize(

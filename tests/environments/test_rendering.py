@@ -22,6 +22,7 @@ from dapo.environments.rendering import TurnRenderer
 from dapo.policy.builtin_models import find_packaged_file
 from dapo.types import Problem
 from helpers.chat_templates import ADDED, FAMILIES, SPECIAL, SYSTEM_AT_THE_END, tokenizer
+from helpers.tables import for_each_row
 
 CONFIG = DataConfig(train="builtin:sums")
 
@@ -62,7 +63,7 @@ def made(case: tuple[str, str]) -> TurnRenderer:
     return renderer(*case, MADE[case])
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@for_each_row(["case"], zip(CASES))
 def test_a_template_is_continued_exactly_or_appended_to_or_refused_by_name(case: tuple[str, str]):
     expected = outcome(*case)
     if expected == "exact":
@@ -241,7 +242,7 @@ def special_ids(ids: Sequence[int]) -> list[int]:
 
 
 @given(st.sampled_from(list(MADE)), TEXTS)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200)
 def test_an_observation_is_shown_whole_and_cannot_forge_a_turn(case: tuple[str, str], text: str):
     family = FAMILIES[case[0]]
     subject = made(case)
@@ -261,7 +262,6 @@ def test_an_observation_is_shown_whole_and_cannot_forge_a_turn(case: tuple[str, 
 
 
 @given(st.sampled_from(list(MADE)), st.lists(TEXTS, min_size=1, max_size=4), st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
 def test_a_limit_and_the_overhead_bound_what_is_behind_a_turn(
     case: tuple[str, str], texts: list[str], limit: int
 ):
@@ -303,7 +303,7 @@ def turn_message(case: tuple[str, str], text: str) -> dict[str, Any]:
 
 
 @given(st.sampled_from(EXACT), WORDS, st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_an_episode_has_the_tokens_of_the_rendered_conversation(
     case: tuple[str, str], question: str, episode: list[tuple[str, str]]
 ):
@@ -412,7 +412,7 @@ def test_a_message_without_text_or_with_another_role_is_refused(message: dict[st
         renderer("chatml").following([message], ended=True)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if (name, "tool") in MADE] + [None])
+@for_each_row(["name"], zip([name for name in FAMILIES if (name, "tool") in MADE] + [None]))
 def test_a_prompt_shows_the_tools(name: str | None):
     subject = renderer(name, "tool", "exact" if name is None else MADE[name, "tool"])
     prompt = subject.prompts.render(Problem(id="1", prompt="What is 1 + 1?", answer="2"))
@@ -432,7 +432,6 @@ def test_the_text_of_a_turn_ends_at_its_end_and_keeps_the_tokens_of_a_call():
 
 
 @given(TEXTS, st.integers(1, 60), st.integers(0, 60))
-@settings(max_examples=200, deadline=None)
 def test_a_shortened_text_has_no_more_tokens_than_its_limit(text: str, repeats: int, limit: int):
     subject = renderer("chatml")
     short = subject.shortened(text * repeats, limit)

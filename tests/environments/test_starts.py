@@ -4,6 +4,7 @@ once.
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from dapo.config import DataConfig
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import DataError
 from dapo.engines.checked import CheckedEngine
+from dapo.environments.adapters import environment_maker
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.types import Episode, GenerationRequest, Problem
 from helpers.chat_templates import tokenizer
 from helpers.environments import Echo, LocalPool, open_pool
+from helpers.tables import for_each_row
 from helpers.tiny_runs import metrics, tiny
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 TOKENIZER = tokenizer("qwen 2.5")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
@@ -39,11 +44,24 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+class PoolWithTools(LocalPool):
+    """Plays an environment by its name, without processes."""
+
+    def __init__(self, name: str) -> None:
+        maker = environment_maker(name, {}, [])
+        self.tools = list(maker.tools)
+        super().__init__(lambda: maker.make(self.form, self.begun))
+
+    def read_calls_as(self, renderer: TurnRenderer) -> None:
+        self.form = None if renderer.calls is None else renderer.calls.form
+        self.begun = renderer.begun
+
+
 def played(
-    name: str, problems: Sequence[Problem], turns: Sequence[str]
+    name: str, problems: Sequence[Problem], turns: Sequence[str], *, open_pool: Any = open_pool
 ) -> tuple[list[Problem], list[Episode]]:
     """The problems with their prompts, and an episode of each with these turns, as in training."""
-    with open_pool(name) as pool:
+    with closing(open_pool(name)) as pool:
         renderer = TurnRenderer(TOKENIZER, DataConfig(train="builtin:sums"), tools=pool.tools)
         pool.read_calls_as(renderer)
         starts = EpisodeStarts(pool, seed=7)
@@ -93,7 +111,7 @@ TRL = "helpers.trl_environments:"
 def test_a_class_of_trl_plays_with_its_text_once_in_a_prompt_of_text_or_messages(
     name: str, turns: list[str], begins: str | None, reward: float
 ):
-    begun, episodes = played(TRL + name, [TEXT, CHAT], turns)
+    begun, episodes = played(TRL + name, [TEXT, CHAT], turns, open_pool=PoolWithTools)
     texts = [str(each.question) for each in begun]
     expected = {
         "Columns": ["Play.|str 3", "Play.|list 3"],
@@ -195,8 +213,8 @@ def text_of(content: Any) -> Any:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-@pytest.mark.parametrize(
-    "prompt", [3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"]
+@for_each_row(
+    ["prompt"], zip([3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"])
 )
 def test_what_is_no_prompt_is_refused(prompt: Any):
     with pytest.raises(TypeError, match="expected a text or a list of messages"):

@@ -224,6 +224,10 @@ def be_the_worker(request: Mapping[str, Any], descriptors: Sequence[int], output
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:  # as Python itself ends
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -17,6 +17,7 @@ from dapo.policy.logprobs import CHUNK_LOGITS
 from dapo.types import Sample
 from examples.losses import dapo, reinforce
 from helpers.loss_functions import mean
+from helpers.tables import for_each_row
 from helpers.tiny_models import VOCABULARY
 from helpers.tiny_policies import (
     assert_close,
@@ -183,7 +184,7 @@ def with_metrics(**metrics: Any) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("function", "expected"),
     [
         (mean, "the loss is not a sum over tokens: 1.204 .* 2.859 in three parts"),

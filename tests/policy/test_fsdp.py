@@ -114,10 +114,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     ("model", "loss"),
     [
         ("exact", "dapo"),
-        ("exact_tied", "dapo"),
         ("exact_tied", "everything"),
         ("exact", "custom"),
-        ("exact", "divergence"),
         ("exact_tied", "divergence"),
     ],
 )
@@ -260,7 +258,7 @@ def test_bfloat16_is_near_one_process_and_has_float32_master_weights(
     assert all(weight.dtype == torch.bfloat16 for weight in two.weights()[0].values())
 
 
-@pytest.mark.parametrize("model", ["llama in float32", "qwen2 in float32", "qwen3 in float32"])
+@pytest.mark.parametrize("model", ["qwen2 in float32", "qwen3 in float32"])
 def test_layers_fused_before_sharding_have_the_gradient_of_one_process(
     two: RankGroup, model: str, tmp_path: Path
 ) -> None:
@@ -380,7 +378,6 @@ def test_two_ranks_have_the_divergence_of_each_token_that_one_process_has(two: R
         ("float64", {"loss": LOSSES["everything"]}),
         ("float64", {"lora": LORA, "loss": {"kl_coef": 0.1}}),
         ("bfloat16", {"loss": LOSSES["everything"]}),
-        ("bfloat16", {"lora": LORA}),
     ],
 )
 def test_ranks_that_read_their_own_rows_train_bit_for_bit_as_those_that_load_the_whole_model(

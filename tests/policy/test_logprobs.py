@@ -39,6 +39,7 @@ from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.policy.segments import Segment
 from dapo.types import Sample
 from helpers.fake_cuda import fake_cuda
+from helpers.products import params_of_product
 from helpers.tiny_models import REFUSED, SERVED, llama, randomised, tiny_model
 from helpers.tiny_policies import (
     branching,
@@ -435,9 +436,10 @@ def check_attention() -> Iterator[Callable[[PreTrainedModel, Callable[..., Any]]
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
 
 
-@pytest.mark.parametrize("scale", [1, 16])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize(
+    ("family", "dtype", "scale"),
+    params_of_product(list(SERVED), [torch.bfloat16, torch.float32], [1, 16]),
+)
 def test_another_rounding_is_accepted_and_a_wrong_mask_refused(
     family: str, dtype: torch.dtype, scale: float, check_attention: Any
 ) -> None:

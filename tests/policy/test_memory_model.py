@@ -34,6 +34,7 @@ from dapo.start.resolve import resolve_auto
 from helpers.fake_cuda import fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, fake_model
 from helpers.model_sizes import sizes_of
+from helpers.tables import for_each_row
 from helpers.tiny_policies import groups_of
 
 H100 = FreeMemory(80 * GIB, "an H100")
@@ -99,8 +100,8 @@ def held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> float:
     return sum(memory.breakdown(tokens, recompute=recompute).values()) + engine
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"])
-@pytest.mark.parametrize("gib", [24, 40, 80, 141])
+@for_each_row(["name"], zip(["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"]))
+@for_each_row(["gib"], zip([24, 40, 80, 141]))
 def test_what_auto_chooses_fits_and_more_would_not(name: str, gib: int):
     memory = memory_of(name)
     gpu = FreeMemory(gib * GIB, "a GPU")
@@ -197,7 +198,7 @@ def test_the_most_tokens_that_fit_are_found_exactly():
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("overrides", "gpus", "expected"),
     [
         ([], 1, 1),
@@ -215,7 +216,7 @@ def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int,
     assert config_of(*overrides).gpu_shares(gpus).processes == expected
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("overrides", "gpus", "expected"),
     [
         (["rollout.engine=vllm"], 1, replace(IN_TURN, transfer="ipc")),
@@ -310,8 +311,13 @@ def kept_bytes(
     )
 
 
-@pytest.mark.parametrize("policy", [PolicyCore, ShardedPolicy])
-@pytest.mark.parametrize("name", [*FAMILIES, "qwen2.5-1.5b"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        *((name, PolicyCore) for name in (*FAMILIES, "qwen2.5-1.5b")),
+        *((name, ShardedPolicy) for name in ("gemma3", "qwen2.5-1.5b")),
+    ],
+)
 def test_activations_are_what_autograd_keeps_on_a_gpu_to_ten_per_cent(
     name: str, policy: type[PolicyCore]
 ):

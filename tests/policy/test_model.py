@@ -5,10 +5,7 @@ import copy
 import hashlib
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -199,21 +196,13 @@ def test_names_of_no_model_are_configuration_errors(name: str) -> None:
 
 
 def test_a_hub_model_that_cannot_be_had_is_a_configuration_error_in_one_line(
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code = (
-        "import torch, dapo.core.errors\n"
-        "from dapo.policy.model import load_model\n"
-        "try:\n    load_model('nobody/nothing', dtype=torch.float32)\n"
-        "except dapo.core.errors.ConfigError as error:\n    print(error)\n"
-    )
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
-    assert done.stdout.startswith("model 'nobody/nothing' cannot be loaded")
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"^model 'nobody/nothing' cannot be loaded") as caught:
+        load_model("nobody/nothing", dtype=torch.float32)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_missing_package_is_answered_with_the_command_that_installs_it() -> None:

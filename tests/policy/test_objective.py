@@ -16,6 +16,7 @@ from dapo.algo.loss import Responses, policy_loss
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.policy import objective
+from helpers.tables import for_each_row
 
 MODULES = ("dapo.algo.loss", "dapo.algo.surrogates", "dapo.policy.objective")
 LOG_RATIOS = torch.tensor([0.5, 0.1, -0.5, 0.5, 0.0], dtype=torch.float64)
@@ -175,8 +176,8 @@ def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_response
     assert sums["tokens"] == 5
 
 
-@pytest.mark.parametrize("garbage", [math.nan, math.inf])
-@pytest.mark.parametrize("name", SURROGATES)
+@for_each_row(["garbage"], zip([math.nan, math.inf]))
+@for_each_row(["name"], zip(SURROGATES))
 def test_what_a_masked_token_holds_changes_no_loss(name: str, garbage: float) -> None:
     gradient, sums = trained(name, packed())
     spoilt, same_sums = trained(

@@ -54,14 +54,17 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", LOSSES, ids=str)
-@pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("minibatch", "options"),
+    [*((branching, options) for options in LOSSES), (ragged, {}), (ragged, LOSSES[-1])],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     options: dict[str, Any], minibatch: Callable[[], list[Sample]], tmp_path: Path
 ) -> None:
     samples = with_masked_tokens(off_policy(minibatch()))
     expected = whole_gradient(float64_model(), samples, 0.7, **options)
-    for microbatch_tokens in (1, 20, 64, 10_000):
+    for microbatch_tokens in (1, 20, 10_000):
         policy = make_policy(
             loaded(float64_model()),
             loss=options,
@@ -221,8 +224,7 @@ def test_a_minibatch_without_any_advantage_is_an_update_by_nothing() -> None:
     assert_close(weights_of(policy), before, relative=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.float32, 0.7), (torch.float64, 1.0)])
 def test_on_policy_the_ratio_is_one_and_after_an_update_it_is_not(
     dtype: torch.dtype, temperature: float
 ) -> None:
@@ -319,14 +321,12 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 @pytest.mark.parametrize(
     ("minibatch", "estimator"),
     [
-        (ragged, "k3"),
         (branching, "k3"),
         (ragged, "k1"),
         (ragged, "k2"),
-        (ragged, "full"),
         (branching, "full"),
     ],
-    ids=["ragged", "branching", "k1", "k2", "full", "full_branching"],
+    ids=["k3", "k1", "k2", "full"],
 )
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(
     minibatch: Callable[[], list[Sample]], estimator: str, tmp_path: Path
@@ -644,8 +644,10 @@ def test_weights_are_read_when_asked_for_and_any_number_of_times() -> None:
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize(
+    ("dtype", "updates"),
+    [(torch.bfloat16, 2), (torch.bfloat16, 0), (torch.float32, 2), (torch.float64, 2)],
+)
 def test_a_saved_policy_goes_on_bit_for_bit(
     dtype: torch.dtype, updates: int, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from dapo.config.reward_options import RewardConfig
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
 from dapo.types import Problem
+from helpers.tables import for_each_row
 from helpers.verifier_pools import open_pool
 
 
@@ -22,84 +23,88 @@ def judged(name, answer, response, /, fields=None, **options):
 # --- choice
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "B",
-        "b",
-        "(B)",
-        "B.",
-        "**B**",
-        "Answer: B",
-        "answer: b",
-        "**Answer:** B",
-        "**Answer: (B)**",
-        "Final answer: B)",
-        "The answer is: option B",
-        "Answer: $\\boxed{B}$",
-        "Answer: \\boxed{\\text{(B)}}",
-        "Answer: B. A triangle",
-        "Answer: B) 42",
-        "Answer: (B) hepatitis B and a cold",
-        "Answer: B: the mitochondria",
-        "Answer: B - 1,200 cm",
-        "Answer:\nB",
-        "so \\boxed{B}",
-        "so \\boxed{\\text{B}}",
-        "so $\\boxed{\\mathrm{(B)}}$.",
-        "A is wrong, C too.\nB",
-        "A and C cannot be.\n\nThe answer is B.",
-        "A and C cannot be.\n\nTherefore, the correct option is (B).",
-        "The best choice: **B**",
-        "<think>Answer: A</think>Answer: B",
-        "Answer: B\nI am sure.\nAnswer: (B)",
-        "Answer: B\nthat is \\boxed{C} in the book",
-        "Ｂ",
-    ],
+@for_each_row(
+    ["response"],
+    zip(
+        [
+            "B",
+            "b",
+            "(B)",
+            "B.",
+            "**B**",
+            "Answer: B",
+            "answer: b",
+            "**Answer:** B",
+            "**Answer: (B)**",
+            "Final answer: B)",
+            "The answer is: option B",
+            "Answer: $\\boxed{B}$",
+            "Answer: \\boxed{\\text{(B)}}",
+            "Answer: B. A triangle",
+            "Answer: B) 42",
+            "Answer: (B) hepatitis B and a cold",
+            "Answer: B: the mitochondria",
+            "Answer: B - 1,200 cm",
+            "Answer:\nB",
+            "so \\boxed{B}",
+            "so \\boxed{\\text{B}}",
+            "so $\\boxed{\\mathrm{(B)}}$.",
+            "A is wrong, C too.\nB",
+            "A and C cannot be.\n\nThe answer is B.",
+            "A and C cannot be.\n\nTherefore, the correct option is (B).",
+            "The best choice: **B**",
+            "<think>Answer: A</think>Answer: B",
+            "Answer: B\nI am sure.\nAnswer: (B)",
+            "Answer: B\nthat is \\boxed{C} in the book",
+            "Ｂ",
+        ]
+    ),
 )
 def test_the_letter_is_found_in_many_forms(response):
     assert judged("choice", "B", response) is True
     assert judged("choice", "C", response) is False
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "Answer:",
-        "\\boxed{}",
-        "A or B",
-        "Answer: A or B",
-        "Answer: A, B",
-        "Answer: A/B",
-        "Answer: B and C",
-        "Answer: AB",
-        "Answer: B C",
-        "Answer: (A) (B)",
-        "Answer: B. C",
-        "Answer: B) or C)",
-        "Answer: B: C",
-        "Answer: B. or maybe D",
-        "Answer: B. the first, (C) the second",
-        "Answer: B. vitamin C",
-        "Answer: not B",
-        "Answer: A\nAnswer: B",
-        "Answer: B\nAnswer: A",
-        "Answer: B\nAnswer:",
-        "\\boxed{A} \\boxed{B}",
-        "\\boxed{B} \\boxed{A}",
-        "\\boxed{A, B}",
-        "Answer: Because it is so",
-        "Answer: Banana",
-        "Answer: F",
-        "I think that B",
-        "It is A.\nOr the answer is B, I am not sure.",
-        "A B C D E",
-        "A\nB\nC",
-        "B is right because\nof the sum",
-        "A. red B. blue C. green",
-        "<think>Answer: B",
-    ],
+@for_each_row(
+    ["response"],
+    zip(
+        [
+            "",
+            "Answer:",
+            "\\boxed{}",
+            "A or B",
+            "Answer: A or B",
+            "Answer: A, B",
+            "Answer: A/B",
+            "Answer: B and C",
+            "Answer: AB",
+            "Answer: B C",
+            "Answer: (A) (B)",
+            "Answer: B. C",
+            "Answer: B) or C)",
+            "Answer: B: C",
+            "Answer: B. or maybe D",
+            "Answer: B. the first, (C) the second",
+            "Answer: B. vitamin C",
+            "Answer: not B",
+            "Answer: A\nAnswer: B",
+            "Answer: B\nAnswer: A",
+            "Answer: B\nAnswer:",
+            "\\boxed{A} \\boxed{B}",
+            "\\boxed{B} \\boxed{A}",
+            "\\boxed{A, B}",
+            "Answer: Because it is so",
+            "Answer: Banana",
+            "Answer: F",
+            "I think that B",
+            "It is A.\nOr the answer is B, I am not sure.",
+            "A B C D E",
+            "A\nB\nC",
+            "B is right because\nof the sum",
+            "A. red B. blue C. green",
+            "<think>Answer: B",
+        ]
+    ),
 )
 def test_no_letter_or_several_letters_are_wrong_whatever_the_reference(response):
     for answer in "ABCDE":
@@ -116,8 +121,9 @@ B) maybe|B) either way; d)|B: excluded|(B) not|B) 42 or 43|(B) d)|B. e. as well|
 """
 
 
-@pytest.mark.parametrize(
-    "answer", [each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each]
+@for_each_row(
+    ["answer"],
+    zip([each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each]),
 )
 def test_a_clause_about_the_choice_is_no_choice(answer):
     for letter in "ABCDE":
@@ -151,7 +157,7 @@ def test_a_text_after_the_letter_is_the_text_of_its_option_where_the_question_ha
 EVEN = "Which number is even?\n(A) 17\n(B) 22\n(C) 19\n(D) 25"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("response", "expected"),
     [
         ("The answer is B) 22.", True),
@@ -182,7 +188,7 @@ RETRACTIONS = [
 
 
 @pytest.mark.parametrize("mark", ["Answer: {}\n", "\\boxed{{{}}}. "])
-@pytest.mark.parametrize("retraction", RETRACTIONS)
+@for_each_row(["retraction"], zip(RETRACTIONS))
 def test_an_answer_that_is_taken_back_is_none(mark, retraction):
     assert judged("choice", "B", mark.format("B") + "I am sure.") is True
     assert judged("choice", "B", mark.format("B") + retraction) is False
@@ -231,7 +237,7 @@ def test_the_letter_is_the_normalized_answer():
 # --- regex
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("answer", "options", "response", "expected"),
     [
         (r"yes|no", {}, "yes", True),
@@ -264,7 +270,10 @@ def test_a_reference_that_is_no_pattern_is_an_error():
         judged("regex", "", "")
         == "regex: the reference is empty, and there is no reward.options.pattern"
     )
-    assert "is compared, is empty" in judged("regex", "", "x", pattern="(x)")
+    assert (
+        judged("regex", "", "x", pattern="(x)")
+        == "regex: the reference is empty, and the pattern's group is compared with it"
+    )
 
 
 SLOW = ("a" * 60, "aab")
@@ -323,7 +332,7 @@ def jsonschema():
 GOOD = '{"city": "Rome", "people": 3}'
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("response", "expected"),
     [
         (GOOD, True),

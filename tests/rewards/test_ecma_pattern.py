@@ -7,9 +7,10 @@ import pytest
 from dapo.rewards import get_verifier
 from dapo.rewards.ecma_pattern import python_pattern
 from dapo.types import Problem
+from helpers.tables import for_each_row
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("pattern", "matching", "other"),
     [
         ("^x+$", "xx", "xx\n"), (r"^\d$", "3", "٣"), (r"^\w$", "e", "é"), (r"^\s$", "\ufeff", "\x1c"),

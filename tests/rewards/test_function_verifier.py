@@ -13,6 +13,7 @@ from dapo.core.errors import DataError, RewardError
 from dapo.rewards import InlineJudge, build_verifier, get_verifier
 from dapo.rewards.verifiers.function import function_verifier, require_columns
 from dapo.types import Problem, Verdict
+from helpers.tables import for_each_row
 
 PROBLEM = Problem("1", "Q", "A", "s", {"level": 3})
 CHAT = Problem("1", [{"role": "user", "content": "Q"}], "A", "s", {"level": 3})
@@ -109,7 +110,7 @@ def test_none_alone_is_an_error_that_says_so():
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("acc", "correct"),
     [
         *(
@@ -141,8 +142,9 @@ def test_acc_of_verls_dict_is_any_value_equal_to_one_or_zero(acc, correct):
     ).judge_group(PROBLEM, ["5"], [[1]]) == [Verdict(correct, 0.5)]
 
 
-@pytest.mark.parametrize(
-    "acc", [0.5, 2, -1, "1", "True", None, [1], np.nan, np.array([1, 1]), torch.tensor([0.5])]
+@for_each_row(
+    ["acc"],
+    zip([0.5, 2, -1, "1", "True", None, [1], np.nan, np.array([1, 1]), torch.tensor([0.5])]),
 )
 def test_any_other_acc_is_an_error_that_shows_it(acc):
     verifier = function_verifier("m:score", lambda solution_str: {"score": 0.5, "acc": acc}, {})
@@ -160,7 +162,7 @@ def test_a_number_as_pred_is_the_answer_for_votes_as_a_text_is():
         assert verifier.judge(PROBLEM, "5").answer == answer
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "responses", "expected"),
     [
         ("not_a_number", ["a", "nan", "inf"], [None, "returned nan, expected a finite number", "returned inf"]),

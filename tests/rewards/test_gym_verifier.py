@@ -6,6 +6,7 @@ import pytest
 
 from dapo.rewards import get_verifier
 from dapo.types import Problem
+from helpers.tables import for_each_row
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -36,7 +37,7 @@ def test_the_reference_is_right_and_nonsense_is_wrong(verifier, task):
         assert (wrong.correct, wrong.score, wrong.error) == (False, -1.0, None)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("response", "correct"),
     [
         ("{}", True),

@@ -22,9 +22,10 @@ TIMEOUT_S = 2.0
 SLACK_S = 60.0
 LONG_TIMEOUT_S = 30.0
 """For an action that ends by itself or by another limit, on a machine busy with others."""
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="limits and orphans are those of Linux"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux"),
+    pytest.mark.usefixtures("forked_workers"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytest
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 from helpers.released import dapo_math_parquet, released
+from helpers.tables import for_each_row
 
 
 @pytest.fixture(scope="module")
@@ -21,105 +22,109 @@ def judged(verifier, answer, response):
     return verdict.error or verdict.correct
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "Answer: 42",
-        "answer: 42.",
-        "**Answer:** 42",
-        "**Answer: 42**",
-        "**Final Answer:** $42$",
-        "Answer: \\( 42 \\)",
-        "Answer: \\[42\\]",
-        "Answer:\n$$\n42\n$$",
-        "Answer: $\\boxed{42}$",
-        "Answer: the number of ways is $\\boxed{42}$.",
-        "Answer: 42.0",
-        "Answer: +42",
-        "Answer: 042",
-        "Answer: 42^\\circ",
-        "Answer: 42°",
-        "Answer: $42^{\\circ}$",
-        "Answer: $42",
-        "Answer: \\$42.00",
-        "Answer: 42\\%",
-        "Answer: 42 cm",
-        "Answer: $42 \\text{ cm}^2$",
-        "Answer: 42 square units",
-        "Answer: x = 42",
-        "Answer: $m + n = 42$",
-        "Answer: $AB + BC = \\boxed{42}$",
-        "Answer: $f(3) = 6 \\cdot 7 = 42$",
-        "Answer: 6×7 = 42",
-        "Answer: 41\nno, wait:\nAnswer: 42",
-        "<think>Answer: 41</think>\nso \\boxed{42}",
-        "It is \\boxed{41}, no, \\boxed{42}.",
-        "\\boxed{ 42 }",
-        "\\boxed{x = 42}",
-        "\\boxed{42} is what I say; \\boxed{4",
-    ],
+@for_each_row(
+    ["response"],
+    zip(
+        [
+            "Answer: 42",
+            "answer: 42.",
+            "**Answer:** 42",
+            "**Answer: 42**",
+            "**Final Answer:** $42$",
+            "Answer: \\( 42 \\)",
+            "Answer: \\[42\\]",
+            "Answer:\n$$\n42\n$$",
+            "Answer: $\\boxed{42}$",
+            "Answer: the number of ways is $\\boxed{42}$.",
+            "Answer: 42.0",
+            "Answer: +42",
+            "Answer: 042",
+            "Answer: 42^\\circ",
+            "Answer: 42°",
+            "Answer: $42^{\\circ}$",
+            "Answer: $42",
+            "Answer: \\$42.00",
+            "Answer: 42\\%",
+            "Answer: 42 cm",
+            "Answer: $42 \\text{ cm}^2$",
+            "Answer: 42 square units",
+            "Answer: x = 42",
+            "Answer: $m + n = 42$",
+            "Answer: $AB + BC = \\boxed{42}$",
+            "Answer: $f(3) = 6 \\cdot 7 = 42$",
+            "Answer: 6×7 = 42",
+            "Answer: 41\nno, wait:\nAnswer: 42",
+            "<think>Answer: 41</think>\nso \\boxed{42}",
+            "It is \\boxed{41}, no, \\boxed{42}.",
+            "\\boxed{ 42 }",
+            "\\boxed{x = 42}",
+            "\\boxed{42} is what I say; \\boxed{4",
+        ]
+    ),
 )
 def test_forty_two_in_many_forms(verifier, response):
     assert judged(verifier, "42", response) is True
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "42",
-        "The answer is 42",
-        "so the answer: 42",
-        "Answer:",
-        "Answer: 43",
-        "Answer: -42",
-        "Answer: 42.5",
-        "Answer: 42.0000001",
-        "Answer: 4 2",
-        "Answer: 42 or 43",
-        "Answer: 42, 43",
-        "Answer: 42; 42",
-        "Answer: 42 and 42",
-        "Answer: $42$ or $43$",
-        "Answer: 42 \\text{ or } 43",
-        "Answer: \\boxed{42} or \\boxed{43}",
-        "Answer: \\{42, 43\\}",
-        "Answer: [1, 2, 42]",
-        "Answer: 40 2",
-        "Answer: 40\\quad 2",
-        "Answer: 41 = 42",
-        "Answer: 1 = 2 = 42",
-        "Answer: 3 apples or 5 = 42",
-        "Answer: 42 \\approx 43",
-        "Answer: 42 \\pm 0",
-        "Answer: 42_7",
-        "Answer: 42'",
-        "Answer: 42 because 6 * 7 = 42",
-        "Answer: 42 since it is so",
-        "Answer: 42 (or 43)",
-        "Answer: 42 \\text{ (or 43)}",
-        "Answer: not 42",
-        "Answer: x \\ge 42",
-        "Answer: 42x",
-        "Answer: -\\boxed{42}",
-        "Answer: 5\\boxed{42}",
-        "Answer: 43\n\\boxed{42}",
-        "Answer: 42\nAnswer: 43",
-        "\\boxed{41} \\boxed{43}",
-        "\\boxed{42",
-        "\\boxed{}",
-        "Answer: \\sum_{k=1}^{42} 1",
-        "Answer: " + "1+" * 300 + "42",
-        "Answer: \\frac{84}{",
-        "Answer: @@",
-        "Answer: 👍",
-    ],
+@for_each_row(
+    ["response"],
+    zip(
+        [
+            "",
+            "42",
+            "The answer is 42",
+            "so the answer: 42",
+            "Answer:",
+            "Answer: 43",
+            "Answer: -42",
+            "Answer: 42.5",
+            "Answer: 42.0000001",
+            "Answer: 4 2",
+            "Answer: 42 or 43",
+            "Answer: 42, 43",
+            "Answer: 42; 42",
+            "Answer: 42 and 42",
+            "Answer: $42$ or $43$",
+            "Answer: 42 \\text{ or } 43",
+            "Answer: \\boxed{42} or \\boxed{43}",
+            "Answer: \\{42, 43\\}",
+            "Answer: [1, 2, 42]",
+            "Answer: 40 2",
+            "Answer: 40\\quad 2",
+            "Answer: 41 = 42",
+            "Answer: 1 = 2 = 42",
+            "Answer: 3 apples or 5 = 42",
+            "Answer: 42 \\approx 43",
+            "Answer: 42 \\pm 0",
+            "Answer: 42_7",
+            "Answer: 42'",
+            "Answer: 42 because 6 * 7 = 42",
+            "Answer: 42 since it is so",
+            "Answer: 42 (or 43)",
+            "Answer: 42 \\text{ (or 43)}",
+            "Answer: not 42",
+            "Answer: x \\ge 42",
+            "Answer: 42x",
+            "Answer: -\\boxed{42}",
+            "Answer: 5\\boxed{42}",
+            "Answer: 43\n\\boxed{42}",
+            "Answer: 42\nAnswer: 43",
+            "\\boxed{41} \\boxed{43}",
+            "\\boxed{42",
+            "\\boxed{}",
+            "Answer: \\sum_{k=1}^{42} 1",
+            "Answer: " + "1+" * 300 + "42",
+            "Answer: \\frac{84}{",
+            "Answer: @@",
+            "Answer: 👍",
+        ]
+    ),
 )
 def test_what_does_not_answer_forty_two(verifier, response):
     assert judged(verifier, "42", response) is False
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("answer", "given", "expected"),
     [
         ("1234", "1,234", True),
@@ -184,9 +189,7 @@ def test_references_that_are_not_plain_numbers(verifier, answer, given, expected
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "$", "\\frac{1}{", "@@", "1, ", "42 ####", "1 @ 2"])
-@pytest.mark.parametrize(
-    "response", ["Answer: 42", "Answer: @@", "\\boxed{\\frac{1}{}", "none", ""]
-)
+@for_each_row(["response"], zip(["Answer: 42", "Answer: @@", "\\boxed{\\frac{1}{}", "none", ""]))
 def test_a_reference_that_cannot_be_read_is_an_error_whatever_the_response(
     verifier, answer, response
 ):

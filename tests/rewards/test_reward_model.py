@@ -80,6 +80,7 @@ def test_a_response_beyond_the_models_positions_is_an_error_and_the_others_are_g
     assert short.error is None
 
 
+@pytest.mark.parametrize("model_path", ["chat template"], indirect=True)
 def test_it_runs_in_a_worker_process(model_path):
     with open_pool(
         "reward_model", options={"model": model_path}, workers=1, threshold=-99.0

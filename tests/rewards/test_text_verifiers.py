@@ -9,6 +9,7 @@ from dapo.rewards import get_verifier
 from dapo.rewards.verifiers.math_dapo import normalize
 from dapo.types import Problem
 from helpers.released import GSM8K_TEST, GSM8K_TRAIN, released
+from helpers.tables import for_each_row
 
 
 def judged(name, answer, response, question="Q", **options):
@@ -19,29 +20,32 @@ def judged(name, answer, response, question="Q", **options):
     return verdict.error or verdict.correct
 
 
-@pytest.mark.parametrize(
-    "response", ["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"]
+@for_each_row(
+    ["response"],
+    zip(["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"]),
 )
 def test_exact_takes_the_answer_itself_in_any_wrapping(response):
     assert judged("exact", "12", response) is True
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "13",
-        "12 13",
-        "12 or 13",
-        "3 + 9 = 12",
-        "The answer is 12",
-        "Answer: 12",
-        "12\n12",
-        "1 2",
-        "-12",
-        "12%",
-        "012",
-    ],
+@for_each_row(
+    ["response"],
+    zip(
+        [
+            "",
+            "13",
+            "12 13",
+            "12 or 13",
+            "3 + 9 = 12",
+            "The answer is 12",
+            "Answer: 12",
+            "12\n12",
+            "1 2",
+            "-12",
+            "12%",
+            "012",
+        ]
+    ),
 )
 def test_exact_takes_nothing_else(response):
     assert judged("exact", "12", response) is False
@@ -78,7 +82,7 @@ def test_exact_without_a_usable_reference_is_an_error_not_a_wrong_answer():
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("response", "expected"),
     [
         ("It is 6 * 200.\n#### 1200", True),
@@ -128,7 +132,7 @@ def test_every_gsm8k_reference_judges_its_own_solution_right(file):
         assert verifier(problem, row["answer"] + "1").correct is False
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("answer", "response", "expected"),
     [
         ("34", "Answer: 34", True),
@@ -173,7 +177,7 @@ def test_math_dapo_judges_as_released(answer, response, expected):
     assert judged("math_dapo", answer, response) is expected
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("answer", "expected"),
     [
         ("a cat", "cat"),
@@ -256,21 +260,23 @@ def texts(table):
     ]
 
 
-@pytest.mark.parametrize("response", texts(STATED))
+@for_each_row(["response"], zip(texts(STATED)))
 def test_exact_final_reads_the_one_number_that_a_response_states(response):
     assert judged("exact", "42", response, extract="final") is True
 
 
-@pytest.mark.parametrize("response", texts(HEDGED) + texts(DENIED) + texts(ANOTHER))
+@for_each_row(["response"], zip(texts(HEDGED) + texts(DENIED) + texts(ANOTHER)))
 def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response):
     assert judged("exact", "42", response, extract="final") is False
 
 
-@pytest.mark.parametrize(
-    "other",
-    texts(
-        "minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one"
-        " of 42 | root 42"
+@for_each_row(
+    ["other"],
+    zip(
+        texts(
+            "minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one"
+            " of 42 | root 42"
+        )
     ),
 )
 def test_exact_final_refuses_a_response_whose_earlier_sentence_states_another_value(other):
@@ -282,7 +288,7 @@ TIMES = 'How many times does the letter "t" appear in the word "parrot"?'
 LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only the answer."
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("question", "response", "value"),
     [
         (
@@ -393,9 +399,9 @@ def test_gsm8k_refuses_signs_and_symbols_that_make_another_value(mark):
         assert judged("gsm8k", "#### 42", mark.format(text)) is False, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42"),
+@for_each_row(
+    ["text"],
+    zip(texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42")),
 )
 def test_gsm8k_reads_one_sign(text):
     assert judged("gsm8k", "#### -42", f"#### {text}") is True
@@ -475,7 +481,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@for_each_row(["name"], zip(HOSTILE))
 def test_no_hostile_text_is_right_or_an_error_for_any_text_verifier(name):
     response = HOSTILE[name]
     for verifier, options, answer in (
@@ -503,7 +509,7 @@ NOT_THE_JSON = {
 }
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, *NOT_THE_JSON])
+@for_each_row(["name"], zip([*HOSTILE, *NOT_THE_JSON]))
 def test_no_hostile_text_is_right_or_an_error_as_json(name):
     pytest.importorskip("jsonschema", reason="needs jsonschema")
     assert judged("json_schema", '{"const": {"x": 42}}', (HOSTILE | NOT_THE_JSON)[name]) is False

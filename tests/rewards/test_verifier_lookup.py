@@ -8,6 +8,7 @@ import pytest
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
 from dapo.types import Problem
+from helpers.tables import for_each_row
 
 PROBLEM = Problem("1", "What is 6 * 7?", "42")
 
@@ -28,7 +29,7 @@ def test_every_registered_verifier_distinguishes_right_from_wrong(name):
     assert (wrong.correct, wrong.score, wrong.error) == (False, -1.0, None)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "options", "message"),
     [
         ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, code, environment, exact, gsm8k,"),

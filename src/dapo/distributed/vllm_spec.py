@@ -83,8 +83,8 @@ def require_vllm(config: Config) -> None:
         count = config.gpu_shares(gpus).engines
         if count > 1:
             raise ConfigError(
-                "rollout.vllm.cache_gib=auto needs a GPU for each engine, but here {count:g}"
-                " engines share one; set rollout.vllm.cache_gib=NUMBER, or lower"
+                "rollout.vllm.cache_gib=auto needs a GPU for each engine, but here"
+                f" {count:g} engines share one; set rollout.vllm.cache_gib=NUMBER, or lower"
                 " rollout.engines to one per GPU"
             )
     vllm_options(config)

@@ -20,7 +20,10 @@ from dapo.processes.spawn import start_module
 from dapo.processes.supervisor import Event
 
 _EXIT_S = 1.0
-_SUPERVISOR_EXIT_S = 5.0
+_SUPERVISOR_EXIT_S = 30.0
+"""Time for a supervisor to report its worker's end and exit, on a machine busy with others: without
+its report, a worker that a signal has killed is not replaced and its task fails.
+"""
 _SEND_S = 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
