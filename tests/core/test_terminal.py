@@ -121,7 +121,7 @@ def test_a_traceback_and_a_warning_are_shown_as_text(
 ):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(cli.warnings, "formatwarning", cli.warnings.formatwarning)
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_of", lambda app, words: fail)
     with pytest.raises(ValueError, match="owned") as caught:
         cli.main([])
     sys.excepthook(ValueError, caught.value, caught.tb)
