@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import pytest
-
 from dapo.cli.formatting import number, option_text, plural, size, weighted
 from dapo.config import LoraConfig
 from dapo.core.text import with_interval
+from helpers.loops import loop_over
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "text"),
     [
         (None, "none"),
