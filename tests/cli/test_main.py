@@ -402,7 +402,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(
     assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
 
 
-@pytest.mark.parametrize("arguments", [["show", "options"], ["check", TINY, "--json"]])
+@pytest.mark.parametrize("arguments", [["show", "options"], ["show", "options", "--json"]])
 def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
