@@ -17,8 +17,8 @@ PANEL = "Other packages"
 def command_of(app: typer.Typer, words: Sequence[str]) -> Any:
     """Return the command that runs the words; it has those of other packages if they are needed.
 
-    A command of dapo imports no other package. An entry point refers to a `typer.Typer` or to a
-    function, whose parameters are the arguments and whose docstring is the help.
+    Commands of this package import no other package. An entry point refers to a `typer.Typer` or to
+    a function, whose parameters are the arguments and whose docstring is the help.
 
     Args:
         app: the application, which is not changed.
