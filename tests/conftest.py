@@ -52,7 +52,7 @@ SLOW_FILES = (
 `make test` starts with them, so that none is left to run alone at the end.
 """
 
-FOLDERS_OF_RUNS = ("analysis", "api", "training")
+FOLDERS_OF_RUNS = ("analysis", "api", "cli", "evaluation", "training")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

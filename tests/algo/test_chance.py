@@ -19,6 +19,7 @@ from dapo.algo.chance import (
     likely_interval,
     measured_chances,
 )
+from helpers.loops import loop_over
 
 DISTRIBUTIONS = [
     Beta(1.0, 1.0),
@@ -33,8 +34,8 @@ def samples(distribution: Beta, count: int = 200_000) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=5)).beta(*distribution, size=count)
 
 
-@pytest.mark.parametrize("group_size", [2, 8, 16])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@loop_over("group_size", [2, 8, 16])
+@loop_over("distribution", DISTRIBUTIONS)
 def test_the_expected_chance_is_the_mean_over_sampled_probabilities(
     distribution: Beta, group_size: int
 ):

@@ -3,11 +3,12 @@
 import pytest
 
 from dapo.algo.overlong import overlong_penalty, trains
+from helpers.loops import loop_over
 
 PAPER = {"max_length": 20480, "buffer": 4096}
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("length", "penalty"),
     [
         (0, 0.0),

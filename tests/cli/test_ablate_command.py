@@ -3,7 +3,7 @@ results.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,15 @@ class Quiet:
     def message(self, text: str) -> None: ...
 
 
-@pytest.fixture
-def server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 def test_two_rows_of_the_tiny_model_begin_alike_and_end_in_a_table(
-    tmp_path: Path, server: ForkServer
+    tmp_path: Path, fork_server: ForkServer
 ):
     (tmp_path / "mine.yaml").write_text(FILE.format(base=TINY))
     experiment = load_experiment(tmp_path / "mine.yaml", ["train.threads=1"])
 
     def start(arguments: Sequence[str], log: Path) -> FakeCommand:
         return FakeCommand(
-            arguments, polls=0, finish=lambda given: server.run(*given, output=log)[0]
+            arguments, polls=0, finish=lambda given: fork_server.run(*given, output=log)[0]
         )
 
     failures = run_experiment(

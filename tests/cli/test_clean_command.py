@@ -1,11 +1,13 @@
 """`dapo clean`, and the end of a run: what stays on the disk, what still works, what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
 from dapo.runs.checkpoints import bytes_below, has_weights_only
 from dapo.runs.directory import RunDirectory
@@ -36,21 +38,23 @@ def checkpoints(path: Path) -> dict[int, bool]:
     }
 
 
-@pytest.mark.parametrize(
-    ("keep", "expected"),
-    [
-        ("null", {2: False, 3: True}),
-        ("0", {3: False}),
-        ("1", {3: True}),
-        ("9", {1: True, 2: True, 3: True}),
-    ],
-)
-def test_a_finished_run_keeps_the_optimizers_state_of_as_many_checkpoints_as_the_option_says(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, keep: str, expected: dict[int, bool]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all of its checkpoints, which tests copy before they change it."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.raises(SystemExit) as stopped:
+        main([*TINY, *QUIET, "--run-dir", str(path), "train.keep_checkpoints=9"])
+    assert stopped.value.code == 0
+    assert checkpoints(path) == {1: True, 2: True, 3: True}
+    return path
+
+
+def test_a_finished_run_keeps_the_optimizers_state_of_its_last_checkpoint(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    out = trained(capsys, tmp_path / "run", f"train.keep_checkpoints={keep}")
-    assert checkpoints(tmp_path / "run") == expected
-    assert ("the run cannot be continued" in out) == (keep == "0")
+    out = trained(capsys, tmp_path / "run", "train.keep_checkpoints=null")
+    assert checkpoints(tmp_path / "run") == {2: False, 3: True}
+    assert "the run cannot be continued" not in out
     assert "disk space  " in out
 
 
@@ -60,7 +64,9 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
     whole = tmp_path / "whole"
     small = tmp_path / "small"
     for path, keep in ((whole, 1), (small, 0)):
-        trained(capsys, path, "model.dtype=bfloat16", f"train.keep_checkpoints={keep}")
+        out = trained(capsys, path, "model.dtype=bfloat16", f"train.keep_checkpoints={keep}")
+        assert checkpoints(path) == {3: keep == 1}
+        assert ("the run cannot be continued" in out) == (keep == 0)
     names = "*.safetensors"
     newest, reduced = (RunDirectory(path).checkpoints.path(3) for path in (whole, small))
     # 2 of 12 bytes per parameter
@@ -94,10 +100,9 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
 
 
 def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], whole: Path, tmp_path: Path
 ):
-    path = tmp_path / "run"
-    trained(capsys, path, "train.keep_checkpoints=9")
+    path = Path(shutil.copytree(whole, tmp_path / "run"))
     before = bytes_below(path)
     code, out, _ = run(capsys, "clean", str(path))
     assert code == 0
@@ -123,12 +128,10 @@ def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(
 
 
 def test_clean_refuses_runs_of_which_one_is_being_trained(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], whole: Path, tmp_path: Path
 ):
-    live = tmp_path / "live"
-    ended = tmp_path / "ended"
-    for path in (live, ended):
-        trained(capsys, path, "train.keep_checkpoints=9")
+    live = Path(shutil.copytree(whole, tmp_path / "live"))
+    ended = Path(shutil.copytree(whole, tmp_path / "ended"))
     with RunDirectory(live).lock(3):
         code, _, err = run(capsys, "clean", str(ended), str(live), "--yes", "--keep", "nothing")
     assert code == 2

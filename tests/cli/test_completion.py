@@ -14,6 +14,7 @@ import pytest
 
 from dapo.cli.arguments import complete_option
 from dapo.config.option_fields import options_of, section_in
+from helpers.loops import loop_over
 from helpers.paths import ROOT
 
 
@@ -32,7 +33,7 @@ def completed(
     return capsys.readouterr().out.split()
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("line", "expected"),
     [
         ("dapo tr", ["train"]),

@@ -176,6 +176,7 @@ def test_episodes_become_conversations_with_every_turn(
         "rollout.max_response_tokens=48",
         "reward.verifier=auto",
         "overlong.mode=off",
+        "data.eval=null",
     )
     start_run(config, run_dir=tmp_path / "e", config_name="t")
     output = tmp_path / "sft.jsonl"

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import pytest
-
 from dapo.cli.formatting import number, plural, size, weighted
 from dapo.config import LoraConfig
 from dapo.config.option_fields import option_text
 from dapo.core.text import with_interval
+from helpers.loops import loop_over
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("value", "text"),
     [
         (None, "none"),

@@ -38,31 +38,29 @@ def test_each_command_argument_and_option_is_explained_by_a_sentence():
             )
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_the_example_of_each_command_is_one_that_it_accepts(path: tuple[str, ...]):
-    program, *words = COMMANDS[path].epilog.removeprefix("Example: ").split()
-    assert (program, tuple(words[: len(path)])) == ("dapo", path)
-    arguments = list(takewhile(lambda word: word != ">", words[len(path) :]))
-    # raises for a wrong option
-    overrides = COMMANDS[path].make_context("dapo", arguments).params.get("overrides")
-    build_config({"model": "tiny-random", "data": {"train": "builtin:sums"}}, overrides or [])
+def test_the_example_of_each_command_is_one_that_it_accepts():
+    for path in LEAVES:
+        program, *words = COMMANDS[path].epilog.removeprefix("Example: ").split()
+        assert (program, tuple(words[: len(path)])) == ("dapo", path)
+        arguments = list(takewhile(lambda word: word != ">", words[len(path) :]))
+        # raises for a wrong option
+        overrides = COMMANDS[path].make_context("dapo", arguments).params.get("overrides")
+        build_config({"model": "tiny-random", "data": {"train": "builtin:sums"}}, overrides or [])
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(("dapo", *path)))
 def test_each_help_names_all_parameters_and_fits_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    code, text, _ = run(capsys, *path, "--help")
-    assert code == 0
-    shown = re.sub(r"\x1b\[[\d;]*m", "", text)
-    assert max(map(len, shown.splitlines())) <= 80
-    for parameter in COMMANDS[path].params:
-        assert (
-            parameter.hidden
-            or (parameter.metavar if parameter.opts == [parameter.name] else parameter.opts[0])
-            in shown
-        )
+    for path, command in COMMANDS.items():
+        code, text, _ = run(capsys, *path, "--help")
+        assert code == 0, path
+        shown = re.sub(r"\x1b\[[\d;]*m", "", text)
+        assert max(map(len, shown.splitlines())) <= 80, path
+        for parameter in command.params:
+            is_argument = parameter.opts == [parameter.name]
+            name = parameter.metavar if is_argument else parameter.opts[0]
+            assert parameter.hidden or name in shown, (path, name)
 
 
 def test_commands_are_grouped_by_subject():

@@ -80,12 +80,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answer]:
     return path, answer("train", TINY, *options, "--run-dir", path)
 
 
-@pytest.mark.parametrize(("name", "command"), list(commands()))
-def test_a_command_that_reports_has_json_and_is_documented(name: str, command: Any):
-    if name in WITHOUT:
-        return
-    assert "--json" in {word for parameter in command.params for word in parameter.opts}
-    assert f"`dapo {name}" in PAGE
+def test_a_command_that_reports_has_json_and_is_documented():
+    reporting = {name: command for name, command in commands() if name not in WITHOUT}
+    assert len(reporting) > 15
+    for name, command in reporting.items():
+        words = {word for parameter in command.params for word in parameter.opts}
+        assert "--json" in words, name
+        assert f"`dapo {name}" in PAGE, name
 
 
 def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_standard_error(

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
 from helpers.commands import own_errors, run
+from helpers.loops import loop_over
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -222,7 +223,7 @@ PAPER_METRICS = [
 ]
 
 
-@pytest.mark.parametrize("name", PAPER_METRICS)
+@loop_over("name", PAPER_METRICS)
 def test_what_the_paper_watches_is_in_the_metrics(finished_run: Path, name: str):
     last = json.loads((finished_run / "metrics.jsonl").read_text().splitlines()[-1])
     assert isinstance(last[name], int | float)
@@ -401,7 +402,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(
     assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
 
 
-@pytest.mark.parametrize("arguments", [["show", "options"], ["check", TINY, "--json"]])
+@pytest.mark.parametrize("arguments", [["show", "options"], ["show", "options", "--json"]])
 def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -169,18 +169,22 @@ def test_a_gpu_that_is_not_there_ends_the_start(capsys: pytest.CaptureFixture[st
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize(
-    "option", ["reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2"]
-)
-def test_a_wrong_name_is_answered_without_torch(folder: Path, option: str):
-    script = (
-        "import sys; from dapo.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print(*{'torch', 'transformers'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", script, "train", TINY, option]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (2, "")
+WITHOUT_TORCH = """
+import sys
+from dapo.cli.main import main
+for option in sys.argv[2:]:
+    try:
+        main(["train", sys.argv[1], option])
+    except SystemExit as end:
+        print(end.code, *{"torch", "transformers"} & set(sys.modules))
+"""
+
+
+def test_a_wrong_name_is_answered_without_torch(folder: Path):
+    options = ("reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2")
+    command = [sys.executable, "-c", WITHOUT_TORCH, TINY, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["2"] * len(options)
 
 
 @pytest.mark.parametrize(

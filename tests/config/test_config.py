@@ -25,6 +25,7 @@ from dapo.core.errors import ConfigError
 from dapo.start.ignored_options import ignored_options
 from dapo.start.resolve import resolve_auto
 from docs.generated_pages import options_page, with_methods
+from helpers.loops import loop_over
 from helpers.paths import ROOT
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
@@ -136,7 +137,7 @@ def test_an_unknown_preset_is_refused():
 # --- overrides
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("override", "section", "option", "value"),
     [
         ("loss.clip_high=0.3", "loss", "clip_high", 0.3),
@@ -696,7 +697,7 @@ def test_the_form_that_the_advice_on_a_reference_names_is_taken_and_replaces_a_s
     )
 
 
-@pytest.mark.parametrize("name", REMOVED)
+@loop_over("name", REMOVED)
 def test_a_removed_option_is_answered_with_what_to_do(name: str):
     assert name not in {known for known, _ in options_of()}
     assert message(f"{name}=0.5").endswith(f"unknown option {name}; {REMOVED[name]}")

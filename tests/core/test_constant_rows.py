@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dapo.core.constant_rows import MIN_LENGTH, constant_row
+from helpers.loops import loop_over
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, MIN_LENGTH, MIN_LENGTH + 1, 5 * MIN_LENGTH])
-@pytest.mark.parametrize("value", [False, True])
+@loop_over("length", [0, 1, 7, MIN_LENGTH, MIN_LENGTH + 1, 5 * MIN_LENGTH])
+@loop_over("value", [False, True])
 def test_a_row_equals_an_array_of_so_many_values(value: bool, length: int) -> None:
     row = constant_row(value, length)
     assert row == array("b", [value]) * length

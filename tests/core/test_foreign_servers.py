@@ -16,6 +16,7 @@ from dapo.core.http_client import ServerFailed
 from dapo.core.openai_client import TOTAL_S, ChatClient, Completion
 from dapo.core.waiting import Interrupted, SignalFlag, SystemClock
 from dapo.training.checkpoint_writer import ConnectionFailed, StorageError, os_errors_as_dapo_errors
+from helpers.loops import loop_over
 
 NOW = 1_800_000_000.0
 OK = {
@@ -83,8 +84,8 @@ def asked(headers: dict[str, str], clock: HandClock, status: int = 429) -> Compl
         return ChatClient(url, "m", clock=clock).complete([])
 
 
-@pytest.mark.parametrize("status", [429, 503])
-@pytest.mark.parametrize(
+@loop_over("status", [429, 503])
+@loop_over(
     ("headers", "wait_s"),
     [
         ({}, 0.5),
@@ -170,7 +171,7 @@ COUNT = ("usage", "completion_tokens")
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("path", "text"),
     [
         *[
@@ -223,7 +224,7 @@ def test_what_servers_may_leave_out_is_read(path, text, expected):
         assert ChatClient(url, "m").complete([]) == expected
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "value", ["7.5", '"-1"', "-1e300", "true", "null", "NaN", "Infinity", "-1e400", "{}", "0.01"]
 )
 def test_what_is_no_log_probability_is_an_error(value):

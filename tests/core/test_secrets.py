@@ -22,6 +22,7 @@ from dapo.core.secrets import (
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict
 from dapo.runs.manifest import make_manifest
+from helpers.loops import loop_over
 from helpers.paths import CONFIGS
 
 STARTED = datetime(2025, 3, 9, tzinfo=UTC)
@@ -66,7 +67,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@loop_over("name", REFUSED)
 def test_an_option_that_is_a_secret_is_refused_and_not_repeated(name: str):
     with pytest.raises(
         ConfigError, match=r"options are written to config\.yaml and to trackers"
@@ -75,7 +76,7 @@ def test_an_option_that_is_a_secret_is_refused_and_not_repeated(name: str):
     assert K not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@loop_over("name", REFUSED)
 def test_what_is_refused_is_masked_on_a_command_line(name: str):
     command = make_manifest(["dapo", "train", "c.yaml", REFUSED[name]], seed=0, started=STARTED)[
         "command"
@@ -102,7 +103,7 @@ def test_secrets_of_several_words_are_masked(words: list[str], masked: list[str]
     assert mask_secrets(words) == masked
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "option",
     [
         "reward.options.stop_token=</s>",

@@ -121,7 +121,7 @@ def test_a_traceback_and_a_warning_are_shown_as_text(
 ):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(cli.warnings, "formatwarning", cli.warnings.formatwarning)
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "command_of", lambda app, words: fail)
     with pytest.raises(ValueError, match="owned") as caught:
         cli.main([])
     sys.excepthook(ValueError, caught.value, caught.tb)
@@ -144,11 +144,21 @@ def test_printable_text_stays_the_same_when_it_is_made_printable_again():
     assert printable(printable(ATTACK)) == printable(ATTACK) == ESCAPED
 
 
+def dotted_name(node: ast.expr) -> str:
+    """The text `a.b.c` of a function that is called; of another expression the end of it."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def printing(path: Path) -> set[str]:
     """The ways to a terminal that a source file uses without the modules that escape."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    found: set[str] = set()
+    text = path.read_text(encoding="utf-8")
+    if re.search(r"print|echo|write|exit|rich", text) is None:
+        return found
+    for node in ast.walk(ast.parse(text)):
+        name = dotted_name(node.func) if isinstance(node, ast.Call) else ""
         if name in (
             "print",
             "typer.echo",

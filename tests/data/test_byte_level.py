@@ -14,6 +14,7 @@ from dapo.data.byte_level import TokenBound, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_model
 from dapo.types import Problem
+from helpers.loops import loop_over
 
 TEXTS = st.text(
     st.one_of(st.characters(codec="utf-8"), st.sampled_from("ab 1\n<|>é\u0958\u1fb7\U0001d160"))
@@ -90,8 +91,8 @@ def test_a_tokenizer_that_could_add_to_a_text_has_no_bound(normalizer):
     assert TokenBound.of(unigram, add_special_tokens=False) is None
 
 
-@pytest.mark.parametrize("limit", [4, 5, 9, 10, 40])
-@pytest.mark.parametrize("name", [*TOKENIZERS, "tiny-random", "no bound"])
+@loop_over("limit", [4, 5, 9, 10, 40])
+@loop_over("name", [*TOKENIZERS, "tiny-random", "no bound"])
 def test_the_prompts_that_are_kept_are_those_whose_encoding_is_short_enough(name, limit):
     if name == "tiny-random":
         tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer

@@ -13,6 +13,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.types import Problem
 from helpers.chat_templates import CHATML_HEADER, CHATML_TURN, FAMILIES, each, tokenizer
+from helpers.loops import loop_over
 
 USER = {"role": "user", "content": "2+3?"}
 NEXT = {"role": "user", "content": "times 2?"}
@@ -101,9 +102,7 @@ def raw_text(made, messages):
         return None
 
 
-@pytest.mark.parametrize(
-    "family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template]
-)
+@loop_over("family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template])
 def test_messages_give_the_text_that_the_template_itself_makes_of_them(tmp_path, family):
     made = tokenizer(family)
     compared = 0
@@ -293,7 +292,7 @@ def test_what_a_template_draws_at_random_is_a_function_of_the_messages(drawn):
 RENDERED = [name for name in FAMILIES if raw_text(tokenizer(name), [USER]) not in (None, "")]
 
 
-@pytest.mark.parametrize("family", RENDERED)
+@loop_over("family", RENDERED)
 def test_no_template_is_put_into_a_template(family):
     made = tokenizer(family)
     text = raw_text(made, [USER])
@@ -306,8 +305,8 @@ def test_no_template_is_put_into_a_template(family):
     assert result == text or "data.chat_template=off" in result
 
 
-@pytest.mark.parametrize("family", RENDERED)
-@pytest.mark.parametrize(
+@loop_over("family", RENDERED)
+@loop_over(
     "text",
     [
         "Is 1 < 2 > 0? See [1] and [INSTANCE].",

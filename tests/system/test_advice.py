@@ -11,6 +11,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from helpers.commands import run
 from helpers.paths import ROOT, TINY
 
 SOURCE = ROOT / "src" / "dapo"
+COMMAND_LINE: Any = typer.main.get_command(app)
 COMMAND = re.compile(r"(?<![\w./-])dapo ((?:[a-z]+)(?: [^`;,()\n]*)?)")
 PROSE = {
     "data",
@@ -39,7 +41,7 @@ PROSE = {
     "takes",
     "there",
 }
-PROSE |= {"wrote", "had", "can"}
+PROSE |= {"wrote", "had", "has", "can"}
 """Words that follow the name of the package in a sentence."""
 SHELL_ONLY = ("cli/", "analysis/", "distributed/slurm/", "__init__.py")
 """Files whose messages reach no Python caller."""
@@ -85,7 +87,7 @@ def texts(path: Path, *, docstrings: bool) -> Iterator[tuple[int, str]]:
 
 def fault_of(words: list[str]) -> str | None:
     """The reason why the command line would not take these words; prose may follow a command."""
-    command: Any = typer.main.get_command(app)
+    command = COMMAND_LINE
     rest = list(words)
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         name = rest[0].rstrip(".:")
@@ -131,8 +133,10 @@ def test_a_command_that_does_not_exist_is_found(words: str):
     assert fault_of(found) is not None
 
 
-def python_messages() -> Iterator[tuple[str, str]]:
+@cache
+def python_messages() -> list[tuple[str, str]]:
     """The texts that may reach a Python caller, with their places, as that caller reads them."""
+    messages = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         for line, text in (
@@ -141,7 +145,8 @@ def python_messages() -> Iterator[tuple[str, str]]:
             if " " in text.strip() and not re.search(
                 "pip install|dapo data import|^--output PATH$", text
             ):
-                yield f"{name}:{line}", in_python(text)
+                messages.append((f"{name}:{line}", in_python(text)))
+    return messages
 
 
 def test_messages_to_python_callers_speak_python():

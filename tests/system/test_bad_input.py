@@ -4,6 +4,7 @@ expected, what came and what to do; hostile ones are refused without a traceback
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import re
@@ -267,18 +268,35 @@ def test_every_number_among_the_options_is_found():
     } <= set(NUMBERS)
 
 
-@pytest.mark.parametrize("value", [10**12, 10**30, "1e308", -1, ".nan", ".inf"])
-@pytest.mark.parametrize("name", NUMBERS)
-def test_no_number_takes_an_option_beyond_what_can_be_computed_with(name: str, value: object):
+EXTREME = (10**12, 10**30, "1e308", -1, ".nan", ".inf")
+
+
+def assert_refused_or_computed_with(name: str, value: object) -> None:
     taken: float | None = None
     with contextlib.suppress(ConfigError):
         config = build_config(BASE, ["model.lora={}", f"{name}={value}"])
         taken = reduce(getattr, name.split("."), config)
     if taken is not None:
-        assert math.isfinite(taken)
-        assert taken >= 0 or name == "reward.threshold"
-        assert not isinstance(taken, int) or taken < 2**63
-        assert not name.endswith(MADE_OR_WAITED_FOR)  # of which all these values are refused
+        case = f"{name}={value} is {taken}"
+        assert math.isfinite(taken), case
+        assert taken >= 0 or name == "reward.threshold", case
+        assert not isinstance(taken, int) or taken < 2**63, case
+        assert not name.endswith(MADE_OR_WAITED_FOR), case  # all these values are refused
+
+
+def test_no_number_takes_an_option_beyond_what_can_be_computed_with():
+    """Each option with two of the values; `make nightly` has all of them."""
+    values = itertools.cycle(EXTREME)
+    for name in NUMBERS:
+        assert_refused_or_computed_with(name, next(values))
+        assert_refused_or_computed_with(name, next(values))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("value", EXTREME)
+def test_no_extreme_number_takes_an_option_beyond_what_can_be_computed_with(value: object):
+    for name in NUMBERS:
+        assert_refused_or_computed_with(name, value)
 
 
 def test_what_is_named_like_a_secret_is_refused_and_its_value_is_not_repeated():

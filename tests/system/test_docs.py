@@ -25,6 +25,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in (ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
+COMMAND_LINE: Any = typer.main.get_command(app)
 OPTIONS = {name for name, _ in options_of()}
 THEIRS = {
     "docs/coming_from.md": {
@@ -94,7 +95,7 @@ def bad_commands(page: str) -> list[str]:
 
 
 def _fault_of(words: list[str]) -> str | None:
-    command: Any = typer.main.get_command(app)
+    command = COMMAND_LINE
     rest = list(words)
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         if rest[0] == "|" or "|" in rest[1:2]:

@@ -311,11 +311,9 @@ class TestStepsThatFail:
 
 class TestFullDisks:
     @pytest.fixture
-    def begun(self, tmp_path: Path) -> Path:
+    def begun(self, finished: Path, tmp_path: Path) -> Path:
         """A run with a checkpoint of step 2."""
-        run = tmp_path / "run"
-        start_run(tiny(*STEPS, "train.num_steps=2"), run_dir=run, config_name="tiny")
-        return run
+        return Path(shutil.copytree(finished, tmp_path / "run"))
 
     def test_a_run_that_cannot_save_goes_on_for_five_attempts_and_then_stops(
         self, fork_server: ForkServer, begun: Path, tmp_path: Path

@@ -407,13 +407,13 @@ def test_a_strange_reference_is_an_error_or_judged_and_never_raises(
     assert verdict.error is None or (verdict.correct is None and verdict.error.encode())
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any], bomb: str):
+def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any]):
     name, verifier = named_verifier
-    start = time.process_time()
-    verdict = verifier(problem_for(name), BOMBS[bomb])
-    assert time.process_time() - start < LIMIT_S
-    assert (verdict.correct, verdict.score, verdict.error) == (False, -1.0, None)
+    for bomb, response in BOMBS.items():
+        start = time.process_time()
+        verdict = verifier(problem_for(name), response)
+        assert time.process_time() - start < LIMIT_S, bomb
+        assert (verdict.correct, verdict.score, verdict.error) == (False, -1.0, None), bomb
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of worker processes are those of Linux")

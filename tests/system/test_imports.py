@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -93,8 +94,9 @@ class Import:
         return f"{self.file}:{self.line} imports {self.target}"
 
 
+@cache
 def imports_of(root: Path) -> list[Import]:
-    """Every import of every module below the package folder `root`."""
+    """Every import of every module below the package folder `root`, read once."""
     return [found for path in sorted(root.rglob("*.py")) for found in _imports_in(path, root)]
 
 

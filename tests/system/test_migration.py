@@ -28,6 +28,8 @@ from dapo.types import Problem
 from helpers.commands import run
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 OPTIONS = {name for name, _ in options_of()}
 

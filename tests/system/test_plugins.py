@@ -77,23 +77,38 @@ def test_an_environment_of_a_package_is_made_by_its_name(site: Path, tmp_path: P
     assert "observation='abd', reward=2.0, done=True" in second
 
 
-def test_the_commands_of_a_package_are_listed_and_run(site: Path, tmp_path: Path) -> None:
-    assert dapo(site, tmp_path, "hello", "Ada").stdout == "hello Ada\n"
-    text = dapo(site, tmp_path, "--help").stdout
-    assert "Other packages" in text
-    assert "Greet somebody." in text
+COMMANDS = """
+import contextlib, io, json, sys
+from dapo.cli.main import main
+for words in sys.argv[1:]:
+    texts = (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(texts[0]), contextlib.redirect_stderr(texts[1]):
+        try:
+            main(words.split())
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, *(text.getvalue() for text in texts)]))
+"""
+UNKNOWN = {
+    "train tiny reward.verifier=shortes": "shortest",
+    "train tiny environment=ecko": "echo",
+    "train tiny rollout.engine=count": "counted",
+    "train tiny loss.surrogate=reinforc": "reinforce",
+}
 
 
-def test_an_unknown_name_lists_those_of_the_package(site: Path, tmp_path: Path) -> None:
-    for option, name in (
-        ("reward.verifier=shortes", "shortest"),
-        ("environment=ecko", "echo"),
-        ("rollout.engine=count", "counted"),
-        ("loss.surrogate=reinforc", "reinforce"),
-    ):
-        result = dapo(site, tmp_path, "train", "tiny", option)
-        assert result.returncode == 2
-        assert name in result.stderr
+def test_the_commands_and_the_names_of_a_package_are_listed_and_the_commands_run(
+    site: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    command = [sys.executable, "-c", COMMANDS, "hello Ada", "--help", *UNKNOWN]
+    output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True, timeout=60)
+    hello, help_text, *refusals = map(json.loads, output.splitlines())
+    assert hello == [0, "hello Ada\n", ""]
+    assert "Other packages" in help_text[1]
+    assert "Greet somebody." in help_text[1]
+    for name, (code, _, error) in zip(UNKNOWN.values(), refusals, strict=True):
+        assert (code, name in error) == (2, True), error
 
 
 def metadata(folder: Path, package: str, group: str, line: str) -> None:

@@ -11,6 +11,8 @@ import pytest
 from helpers.commands import run as run_command
 from helpers.paths import ROOT
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").partition("\n## By symptom\n")[2]
 SECTIONS = re.findall(
     r"^### (.+)\n\n```\n(dapo .+)\n```\n\nLook for (.+?)[:.;]", PAGE, flags=re.MULTILINE

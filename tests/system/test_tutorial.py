@@ -81,6 +81,6 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
 
 def test_its_first_commands_and_files_are_those_of_the_text():
     assert [words[1] for words in commands() if words[0] == "dapo"] == [
-        "data", "reward", "check", "train", "doctor", "view", "explain", "eval", "resume", "status", "export",
+        "data", "test", "check", "train", "doctor", "view", "explain", "eval", "resume", "status", "export",
     ]  # fmt: skip
     assert MODEL in PAGE

@@ -26,7 +26,7 @@ from dapo.cli.arguments import (
     complete_tested,
 )
 from dapo.cli.data import data_app
-from dapo.cli.plugin_commands import add_plugin_commands
+from dapo.cli.plugin_commands import command_of
 from dapo.core.errors import EXIT_CODES, ConfigError, ConversionFault, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -92,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for argument in words:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
-        add_plugin_commands(app, words)
-        code = app(words, prog_name="dapo", standalone_mode=False)
+        command = command_of(app, words)
+        code = command(words, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
         text = mask_text(str(error))
         code = error.exit_code
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
     except Exception as error:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
-            sys.excepthook = _print_traceback  # instead of typer's
+            sys.excepthook = _print_traceback
             raise
         code = ConfigError.exit_code
         name = str(error.filename or "the output")
