@@ -23,6 +23,7 @@ from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
+from helpers.tables import for_each_row
 
 HEALTHY: Mapping[str, float] = {
     "rollout/groups_generated": 10,
@@ -244,7 +245,7 @@ def test_the_filter_that_rejects_most_groups_is_the_option_to_change(
     assert case.change == change
 
 
-@pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
+@for_each_row(["name", "beyond", "before", "changed"], FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     name: str,
     beyond: dict[str, float | None],
@@ -282,7 +283,7 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "shown", "more", "changed"), EXCLUDED)
+@for_each_row(["name", "shown", "more", "changed"], EXCLUDED)
 def test_a_rule_is_silent_where_something_else_explains_what_it_sees(
     name: str,
     shown: dict[str, float | None],
