@@ -641,14 +641,15 @@ def wait_for_thread(step: int) -> None:
             thread.join(20)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scripted") / "undisturbed"
+    scripted_run(path)
+    return path
+
+
 class TestFailures:
     """Two updates a step: those of step 2 are the third and the fourth."""
-
-    @pytest.fixture(scope="class")
-    def undisturbed(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        path = tmp_path_factory.mktemp("scripted") / "undisturbed"
-        scripted_run(path)
-        return path
 
     def assert_resumes_to(self, run: Path, undisturbed: Path) -> None:
         scripted_run(run)

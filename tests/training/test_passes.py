@@ -25,6 +25,7 @@ TWO = (
     "train.minibatch_groups=2",
     "train.num_steps=2",
     "train.save_every=1",
+    "train.keep_checkpoints=9",
 )
 
 
