@@ -7,6 +7,15 @@ from pathlib import Path
 
 import pytest
 
+# fixtures of finished runs, which import torch when a test asks for them
+from helpers.finished_runs import (  # noqa: F401
+    async_run,
+    episode_run,
+    finished_folder,
+    lora_run,
+    supervised_run,
+    sync_run,
+)
 from helpers.fork_server import ForkServer
 from helpers.forked_workers import WorkerForks
 from helpers.launchers import SHARED_WORKERS
@@ -27,7 +36,7 @@ SLOW_FILES = (
     "code_sandbox/test_code_tests.py",
     "distributed/test_engine_pool.py",
     "training/test_asynchronous.py",
-    "training/test_fork.py",
+    "start/test_fork.py",
     "training/test_train.py",
     "environments/test_runs.py",
     "training/test_ppo.py",
@@ -52,7 +61,7 @@ SLOW_FILES = (
 `make test` starts with them, so that none is left to run alone at the end.
 """
 
-FOLDERS_OF_RUNS = ("analysis", "api", "cli", "evaluation", "training")
+FOLDERS_OF_RUNS = ("analysis", "api", "cli", "evaluation", "sampling", "start", "training")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from dapo.config import load_config
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from helpers.paths import TINY
+from helpers.tables import for_each_row
 
 FILE = """
 base: {base}
@@ -89,7 +90,7 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
     assert load_experiment(written(tmp_path, text)) == plain
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("old", "new", "message"),
     [
         ("baseline: GRPO", "basline: GRPO", "unknown key 'basline'; did you mean baseline?"),

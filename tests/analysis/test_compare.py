@@ -1,6 +1,7 @@
 """Comparisons of runs: pairs by hand, intervals that hold, and two forks of one run."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
-from dapo.cli.train import resume_run, start_run
+from dapo.cli.train import resume_run
 from dapo.config import RewardConfig
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
@@ -23,22 +24,16 @@ from dapo.start.fork import create_fork, plan_fork
 from dapo.types import Problem
 from helpers.commands import run as run_command
 from helpers.run_files import new_run
-from helpers.tiny_runs import EVENTFUL, tiny
+from helpers.tiny_runs import tiny
 
 STEP = 2
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(sync_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run, and a fork of it at step 2 with another learning rate."""
     folder = tmp_path_factory.mktemp("runs")
-    options = (
-        "train.num_steps=4",
-        "train.save_every=1",
-        "train.keep_checkpoints=9",
-        "eval.samples_per_problem=2",
-    )
-    start_run(tiny(*EVENTFUL, *options), run_dir=folder / "a", config_name="tiny")
+    shutil.copytree(sync_run, folder / "a")
     create_fork(plan_fork(RunDirectory(folder / "a"), STEP, ["optim.lr=0.05"]), folder / "b", [])
     resume_run(folder / "b", [])
     return folder / "a", folder / "b"

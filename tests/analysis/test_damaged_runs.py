@@ -365,6 +365,35 @@ CASES = {
     for kind, cases in (("run", RUN), ("table", TABLES), ("evaluation", EVALUATIONS))
     for name, value in cases.items()
 }
+SAMPLE = (
+    "run: config.yaml is a pipe",
+    "run: metrics.jsonl is a folder",
+    "run: a link to a device",
+    "run: no manifest",
+    "run: manifest.json without end",
+    "run: manifest.json of 2 GB",
+    "run: summary.json with odd values",
+    "run: config.yaml with aliases",
+    "run: a text for a number",
+    "run: a number of 5,000 digits",
+    "run: metrics in another encoding",
+    "table: 10 bytes",
+    "table: a socket",
+    "table: a link",
+    "table: no prompt",
+    "table: correct is an integer",
+    "table: a log-probability is missing",
+    "table: an episode of other values",
+    "table: an unknown outcome",
+    "table: unpacks to 3 GB",
+    "table: a dictionary of 3 GB",
+    "evaluation: without end",
+    "evaluation: a pipe",
+    "evaluation: a row is a number",
+    "evaluation: correct is a text",
+)
+"""A case of each kind of damage, for `make test`; the others are met at night."""
+assert set(SAMPLE) <= set(CASES)
 
 
 # --- requests and commands
@@ -449,7 +478,10 @@ def little_memory() -> Iterator[None]:
     assert grown < 700_000, f"{grown:,} kB"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in SAMPLE else pytest.param(case, marks=[pytest.mark.nightly]) for case in CASES],
+)
 def test_damage_is_named_and_every_other_run_is_shown(tmp_path, capsys, whole, case):
     """Two of six commands meet each damage, in rotation; all of them at night."""
     reason = CASES[case][1]
@@ -489,7 +521,14 @@ def test_every_command_meets_every_damage(tmp_path, capsys, whole, case):
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("a[1]", "a1"), ("a*", "ab"), ("a?", "ab"), ("{a,b}", "a"), ("a%", "ab")]
+    ("name", "other"),
+    [
+        ("a[1]", "a1"),
+        *(
+            pytest.param(name, other, marks=[pytest.mark.nightly])
+            for name, other in (("a*", "ab"), ("a?", "ab"), ("{a,b}", "a"), ("a%", "ab"))
+        ),
+    ],
 )
 def test_a_run_whose_name_is_a_pattern_shows_its_own_responses(
     tmp_path, capsys, whole, name, other

@@ -31,6 +31,7 @@ from dapo.start.resolve import resolve
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
+from helpers.tables import for_each_row
 from helpers.tiny_runs import metrics, tiny
 
 OPTIONS = (
@@ -248,7 +249,7 @@ def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("option", [("--samples", "4"), ("--problems", "4"), ("--against", "x")])
+@for_each_row("option", [("--samples", "4"), ("--problems", "4"), ("--against", "x")])
 def test_options_of_a_probe_need_one(capsys: pytest.CaptureFixture[str], option: tuple[str, str]):
     code, _, err = run_command(capsys, "check", str(CONFIGS / "tiny.yaml"), *option)
     assert (code, err) == (2, "error: --problems, --samples and --against need --probe\n")

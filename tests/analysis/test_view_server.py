@@ -31,7 +31,9 @@ from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader
 from dapo.runs.status import run_status
 from helpers.run_files import append_bytes
-from helpers.view_runs import EPISODES, Client, close_with, make_run, serving
+from helpers.tables import for_each_row
+from helpers.tiny_runs import tiny
+from helpers.view_runs import EPISODES, SHORT, Client, close_with, copy_judged, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -63,7 +65,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 # --- who may ask
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1.example.org:{port}", ""]
 )
 def test_a_request_under_another_host_name_is_refused(client, host):
@@ -74,7 +76,7 @@ def test_a_request_under_another_host_name_is_refused(client, host):
     assert b"model" not in body
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "origin", ["http://example.org", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"]
 )
 def test_a_request_of_another_origin_is_refused(client, origin):
@@ -84,7 +86,7 @@ def test_a_request_of_another_origin_is_refused(client, origin):
     )
 
 
-@pytest.mark.parametrize("path", ["/", "/app.js", "/api/overview"])
+@for_each_row("path", ["/", "/app.js", "/api/overview"])
 def test_other_sites_get_nothing_not_even_the_page_itself(client, path):
     for site in ("cross-site", "same-site"):
         assert client.request(path, headers={"Sec-Fetch-Site": site})[0] == 403
@@ -99,7 +101,7 @@ def test_the_own_names_of_this_machine_are_answered(client):
         assert client.request("/api/overview", headers=headers)[0] == 200
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@for_each_row("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_the_server_only_answers_reading(client, method):
     assert client.request("/api/overview", method=method)[0] == 405
 
@@ -124,7 +126,7 @@ def test_it_listens_on_the_loopback_address_only():
             other.connect(("127.0.0.2", port))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "path", ["/../pyproject.toml", "/%2e%2e/config.yaml", "/page/app.js", "/api/../style.css"]
 )
 def test_no_path_leads_out_of_the_page(client, path):
@@ -281,7 +283,7 @@ def accepts(row: dict[str, Any], **wanted: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "wanted",
     [
         {},
@@ -324,7 +326,7 @@ def test_pages_hold_each_response_once_in_every_order(run, client):
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("given", "problem"),
     [
         ({"first_step": "x"}, "first_step must be an integer"),
@@ -434,7 +436,7 @@ def test_tokens_have_texts_without_the_model_that_trained_on_this_machine(tmp_pa
     folder = tmp_path / "model"
     model, tokenizer = tiny_random(torch.float32)
     write_model_directory(dict(model.named_parameters()), model, tokenizer, folder)
-    run = make_run(tmp_path / "run", f"model.name={folder}")
+    run = make_run(tmp_path / "run", f"model.name={folder}", "train.num_steps=1", "data.eval=null")
     shutil.rmtree(folder)
     for name in ("HOME", "HF_HOME", "DAPO_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "another"))
@@ -452,13 +454,9 @@ def test_tokens_have_texts_without_the_model_that_trained_on_this_machine(tmp_pa
 
 
 def test_options_are_marked_where_they_differ_from_the_default_under_the_preset(tmp_path):
-    run = make_run(
-        tmp_path / "run",
-        "preset=grpo",
-        "loss.kl_coef=0.001",
-        "loss.clip_high=0.3",
-        "optim.warmup_steps=20",
-    )
+    run = tmp_path / "run"
+    options = ("loss.kl_coef=0.001", "loss.clip_high=0.3", "optim.warmup_steps=20")
+    RunDirectory.create(run, dump_config(tiny(*SHORT, "preset=grpo", *options)), {})
     with serving(run) as client:
         found = client.get("options", run="run")
     rows = {row["name"]: row for row in found["rows"]}
@@ -480,7 +478,8 @@ def test_findings_are_those_of_the_doctor(run, client):
 
 
 def test_the_log_of_the_verifier_is_shown_from_its_end(tmp_path):
-    run = make_run(tmp_path / "run", "reward.verifier=helpers.reward_functions:digits_aloud")
+    aloud = "reward.verifier=helpers.reward_functions:digits_aloud"
+    run = make_run(tmp_path / "run", aloud, "train.num_steps=1", "data.eval=null")
     log = RunDirectory(run).verifier_log
     with serving(run) as client:
         found = client.get("log", run="run")
@@ -612,7 +611,7 @@ def test_two_evaluations_are_paired_by_problem(run, client):
 
 def test_the_page_refuses_to_pair_what_dapo_compare_refuses(run, tmp_path):
     other = tmp_path / "other"
-    make_run(other, "eval.temperature=0.1")
+    copy_judged(run, other, temperature=0.1)
     with serving(run, other) as client:
         status, _, body = client.request("/api/paired?a_run=first&a_step=0&b_run=other&b_step=4")
     assert status == 404

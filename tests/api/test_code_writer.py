@@ -15,6 +15,7 @@ import pytest
 from dapo.api.code_writer import CodeWriter
 from dapo.core.errors import RewardError
 from helpers.cells import run_cells
+from helpers.tables import for_each_row
 
 
 def unknown_source(text: str) -> dict[str, Any]:
@@ -131,7 +132,7 @@ WRITABLE = {
 }
 
 
-@pytest.mark.parametrize("name", WRITABLE)
+@for_each_row("name", WRITABLE)
 def test_what_is_written_computes_what_was_typed(name: str):
     before, last = WRITABLE[name]
     own = run_cells(*before, last)["reward"]
@@ -236,7 +237,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each_row("name", REFUSED)
 def test_what_cannot_be_written_is_refused_with_its_name(name: str):
     function, message = REFUSED[name]
     with pytest.raises(RewardError) as refused:
@@ -272,7 +273,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@for_each_row("name", SECRETS)
 def test_a_secret_is_refused_before_it_is_written_and_not_repeated(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):

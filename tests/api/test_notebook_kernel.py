@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from helpers.tables import for_each_row
+
 MAX_LINES = 3
 SETUP = """
 import os, signal, dapo
@@ -124,7 +126,7 @@ def error_of(outputs: list[Any]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
 
 
-@pytest.mark.parametrize("call", WRONG)
+@for_each_row("call", WRONG)
 def test_a_wrong_call_is_answered_in_a_sentence(outputs: dict[str, list[Any]], call: str):
     text = error_of(outputs[call])
     assert WRONG[call] in text

@@ -31,6 +31,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
+from helpers.tables import for_each_row
 from helpers.tiny_runs import contents, differences
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
@@ -62,19 +63,20 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+FINISHED: dict[str, Any] = {
+    "data": ROWS[2:],
+    "eval_data": ROWS[:2],
+    "reward": DIGITS,
+    "steps": 2,
+    **SMALL,
+}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     """A run of two steps, evaluated before and after."""
     path = tmp_path_factory.mktemp("finished") / "run"
-    return dapo.train(
-        "tiny-random",
-        data=ROWS[2:],
-        eval_data=ROWS[:2],
-        reward=DIGITS,
-        steps=2,
-        run_dir=path,
-        **SMALL,
-    )
+    return dapo.train("tiny-random", run_dir=path, **FINISHED)
 
 
 def test_a_reward_typed_in_a_script_goes_on_in_another_process_and_folder_to_the_same_bytes(
@@ -110,15 +112,23 @@ def test_a_reward_typed_in_a_script_goes_on_in_another_process_and_folder_to_the
     )
 
 
-def test_each_call_makes_a_new_run_directory_with_its_rows():
-    runs = [dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, **SMALL) for _ in range(2)]
+def test_each_call_makes_a_new_run_directory_with_its_rows_and_their_questions():
+    rows = [
+        {"prompt": [{"role": "user", "content": each["prompt"]}], "answer": each["answer"]}
+        for each in ROWS
+    ]
+    options = {"data": rows, "reward": DIGITS, "steps": 1, "instruction": "Be brief.", **SMALL}
+    runs = [dapo.train("tiny-random", **options) for _ in range(2)]
     assert runs[0].path != runs[1].path
     for run in runs:
         assert run.path.parent == Path("runs")
-        assert [
-            json.loads(line) for line in (run.path / "data/train.jsonl").read_text().splitlines()
-        ] == ROWS
+        stored = (run.path / "data/train.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in stored] == rows
     assert differences(contents(runs[0].path), contents(runs[1].path)) == []
+    found = runs[0].rollouts
+    assert set(found["question"]) <= {row["prompt"] for row in ROWS}
+    assert list(found["prompt"]) == [f"{question}\nBe brief." for question in found["question"]]
+    assert list(runs[0].read_rollouts(columns=["question"])["question"]) == list(found["question"])
 
 
 def test_the_command_of_a_run_is_read_by_a_shell_and_makes_the_same_run(
@@ -295,7 +305,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each_row("name", REFUSED)
 def test_what_cannot_work_is_refused_in_a_sentence_and_leaves_nothing(name: str):
     options, message = REFUSED[name]
     arguments: dict[str, Any] = {
@@ -342,7 +352,7 @@ def test_keywords_are_read_like_overrides_of_the_command_line():
     assert (config.data.train["size"], config.optim.lr) == (20, 1e-5)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("raw", "expected"),
     [
         ({"rollout": {"prompts_per_step": 8}}, {"train.minibatch_groups": 8}),
@@ -363,8 +373,11 @@ def test_options_sized_for_the_paper_follow_a_smaller_size_unless_set(
     assert scale_defaults(raw) == expected
 
 
-def test_a_callback_and_a_sink_get_every_step(tmp_path: Path):
+def test_in_another_thread_a_callback_and_a_sink_get_every_step_and_no_signal_is_touched():
     seen: list[tuple[str, int]] = []
+    handlers: list[Any] = []
+    runs: list[dapo.Run] = []
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
     class Sink:
         def write(self, step: int, metrics: Any) -> None:
@@ -374,36 +387,42 @@ def test_a_callback_and_a_sink_get_every_step(tmp_path: Path):
         assert run.metrics.index[-1] == metrics["step"]  # it is in the run's files already
         assert run.status == "running"
         seen.append(("call", metrics["step"]))
+        handlers.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
 
-    run = dapo.train(
-        "tiny-random", data=ROWS, reward=DIGITS, steps=2, on_step=on_step, sinks=[Sink()], **SMALL
-    )
+    def train() -> None:
+        options = {"steps": 2, "on_step": on_step, "sinks": [Sink()], **SMALL}
+        runs.append(dapo.train("tiny-random", data=ROWS, reward=DIGITS, **options))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
     assert seen == [("sink", 1), ("call", 1), ("sink", 2), ("call", 2)]
-    assert run.status == "finished"
+    assert handlers == [before, before]
+    assert [run.status for run in runs] == ["finished"]
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_exception_in_a_callback_is_raised_and_the_run_goes_on_to_the_same_bytes(at: int):
-    arguments: dict[str, Any] = {"data": ROWS, "reward": DIGITS, "steps": 2, **SMALL}
+def test_an_exception_in_a_callback_is_raised_and_the_run_goes_on_to_the_same_bytes(
+    finished: dapo.Run, at: int
+):
 
     def fails(run: dapo.Run, metrics: dict[str, Any]) -> None:
         if metrics["step"] == at:
             raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        dapo.train("tiny-random", on_step=fails, run_dir="cut", **arguments)
+        dapo.train("tiny-random", on_step=fails, run_dir="cut", **FINISHED)
     cut = dapo.load("cut")
     assert cut.status == "failed"
     assert "raised ZeroDivisionError: mine" in str(cut.summary)
     assert cut.state.checkpoint is not None
     assert cut.state.checkpoint["step"] == at
     again = dapo.resume(cut)
-    whole = dapo.train("tiny-random", run_dir="whole", **arguments)
     assert again.status == "finished"
     assert (
         differences(
             contents(again.path, checkpoints="step_000002"),
-            contents(whole.path, checkpoints="step_000002"),
+            contents(finished.path, checkpoints="step_000002"),
         )
         == []
     )
@@ -426,26 +445,6 @@ def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
     )
 
 
-def test_in_another_thread_a_run_touches_no_signal():
-    found: list[Any] = []
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-
-    def on_step(run: dapo.Run, metrics: dict[str, Any]) -> None:
-        found.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
-
-    def train() -> None:
-        found.append(
-            dapo.train(
-                "tiny-random", data=ROWS, reward=DIGITS, steps=1, on_step=on_step, **SMALL
-            ).status
-        )
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-    assert found == [before, "finished"]
-
-
 def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
     assert list(finished.metrics.index) == [0, 1, 2]
     rollouts = finished.rollouts
@@ -464,20 +463,6 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
     assert finished.summary["exit_reason"] == "finished"
     assert finished.config.optim.lr == 1e-3
     assert finished.status == "finished"
-
-
-def test_rollouts_have_the_question_without_the_instruction():
-    rows = [
-        {"prompt": [{"role": "user", "content": each["prompt"]}], "answer": each["answer"]}
-        for each in ROWS
-    ]
-    run = dapo.train(
-        "tiny-random", data=rows, reward=DIGITS, steps=1, instruction="Be brief.", **SMALL
-    )
-    found = run.rollouts
-    assert set(found["question"]) <= {row["prompt"] for row in ROWS}
-    assert list(found["prompt"]) == [f"{question}\nBe brief." for question in found["question"]]
-    assert list(run.read_rollouts(columns=["question"])["question"]) == list(found["question"])
 
 
 def test_a_run_leads_to_its_page_its_report_and_its_findings(finished: dapo.Run, tmp_path: Path):

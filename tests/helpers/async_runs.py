@@ -4,7 +4,6 @@ trains.
 An engine in a process of its own gives the same responses and takes seconds to start.
 """
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
 from dapo.training.train import train
+from helpers.finished_runs import cut_copy
 from helpers.tiny_runs import inputs_of, tiny
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
@@ -88,8 +88,5 @@ def main(arguments: Sequence[str]) -> None:
 
 def resumed_from(whole: Path, run: Path, *, step: int) -> None:
     """Make `run` a copy of the run `whole` as it was when step `step` was saved, and resume it."""
-    shutil.copytree(whole, run)
-    for path in (run / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step_")) > step:
-            shutil.rmtree(path)
+    cut_copy(whole, run, step=step)
     run_or_resume(run, load_config(run / "config.yaml"))

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
+from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.start.check import check
 from dapo.start.run import RunCallbacks, new_run, run_training
 from helpers.paths import TINY
@@ -63,6 +65,16 @@ def close_with(path: Path, reason: str) -> None:
     run = RunDirectory(path)
     summary = dict.fromkeys(SUMMARY_FIELDS)
     run.write_summary(summary | {"exit_reason": reason})
+
+
+def copy_judged(run: Path, path: Path, **changed: Any) -> Path:
+    """Copy a run, with other settings of its last evaluation."""
+    shutil.copytree(run, path)
+    evaluation = load_evaluation(RunDirectory(run).eval(4))
+    table = evaluation.pop("table")
+    assert changed.keys() <= evaluation.keys()
+    write_evaluation(RunDirectory(path), 4, evaluation | changed, table)
+    return path
 
 
 class Client:

@@ -23,6 +23,7 @@ from dapo.runs.evaluations import first_and_last_evaluation, load_evaluation, wr
 from dapo.runs.manifest import make_manifest
 from dapo.runs.rollout_table import write_rollouts
 from helpers.run_files import append_bytes, log_metrics, new_run
+from helpers.tables import for_each_row
 
 
 @pytest.fixture
@@ -410,7 +411,7 @@ class TestManifest:
         (tmp_path / "file").write_text("changed")
         assert commit() == f"{head}-dirty"
 
-    @pytest.mark.parametrize(
+    @for_each_row(
         ("argument", "masked"),
         [
             ("reward.options.api_key=sk-123", "reward.options.api_key=***"),
@@ -476,7 +477,7 @@ ROW = {
 SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "content",
     [
         "",

@@ -82,12 +82,23 @@ def run_commands(run: Path, out: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_no_file_of_a_run_runs_that_its_config_does_not_name(tmp_path: Path):
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was started where the files of a user are readable for everybody."""
+    path = tmp_path_factory.mktemp("started") / "run"
+    old = os.umask(0)
+    try:
+        start(path)
+    finally:
+        os.umask(old)
+    return path
+
+
+def test_no_file_of_a_run_runs_that_its_config_does_not_name(started: Path, tmp_path: Path):
     """Every name that an import misses is planted into the run, its code, and the folders that its
     manifest names.
     """
-    run = tmp_path / "run"
-    start(run)
+    run = shutil.copytree(started, tmp_path / "run")
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(RECORDER)
     missed = tmp_path / "missed"
@@ -163,11 +174,14 @@ def test_a_module_of_a_run_is_the_text_with_the_checksum_of_its_name(
     assert f"{file.name} was changed after the run wrote it" in err
 
 
-def test_a_module_of_a_run_is_compiled_from_its_text_and_not_from_bytecode(tmp_path: Path):
+def test_a_module_of_a_run_is_compiled_from_its_text_and_not_from_bytecode(
+    started: Path, tmp_path: Path
+):
     import importlib.util
     import py_compile
 
-    run = start(tmp_path / "run")
+    CODE_FOLDERS.clear()  # that of the run which is copied
+    run = dapo.load(shutil.copytree(started, tmp_path / "run"))
     (file,) = (run.path / "code").glob("*.py")
     text = file.read_text()
     times = file.stat()
@@ -179,14 +193,8 @@ def test_a_module_of_a_run_is_compiled_from_its_text_and_not_from_bytecode(tmp_p
     assert run.evaluate(ROWS[:1]).summary["verifier_errors"] == 0
 
 
-def test_code_data_and_logs_of_a_run_are_for_its_user_alone(tmp_path: Path):
-    old = os.umask(0)
-    try:
-        run = start(tmp_path / "run")
-    finally:
-        os.umask(old)
+def test_code_data_and_logs_of_a_run_are_for_its_user_alone(started: Path):
     for folder in ("code", "data", "logs"):
-        assert stat.S_IMODE((run.path / folder).stat().st_mode) == 0o700
-        assert {stat.S_IMODE(file.stat().st_mode) for file in (run.path / folder).glob("*.*")} == {
-            0o600
-        }
+        assert stat.S_IMODE((started / folder).stat().st_mode) == 0o700
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in (started / folder).glob("*.*")}
+        assert modes == {0o600}

@@ -14,6 +14,7 @@ from dapo.sampling.rollout_metrics import mean_of_updates
 from docs.generated_pages import metrics_page
 from helpers.async_runs import async_config, run_or_resume
 from helpers.paths import ROOT
+from helpers.tables import for_each_row
 from helpers.tiny_runs import logged_names, tiny
 
 
@@ -103,7 +104,7 @@ PER_TOKEN = (
 )
 
 
-@pytest.mark.parametrize("name", PER_TOKEN)
+@for_each_row("name", PER_TOKEN)
 def test_means_over_tokens_weigh_each_update_by_its_tokens(name: str):
     updates = [{name: 0.0, "optim/update_tokens": 2000.0}, {name: 0.4, "optim/update_tokens": 20.0}]
     assert mean_of_updates(updates)[name] == pytest.approx(8 / 2020)

@@ -3,12 +3,14 @@
 import sys
 import threading
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
 from dapo.cli.main import main
 from dapo.runs.optional_sink import OptionalSink
 from dapo.runs.sinks import Metrics
+from helpers.tables import for_each_row
 from helpers.tiny_runs import CONFIGS, metrics
 
 FAILURES = (
@@ -62,8 +64,9 @@ def after_steps(open_sink: Callable[[int], object], count: int, **limits: float)
     return warnings
 
 
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("fault", [("open", 1), ("log", 1), ("log", 2), ("log", 4)], ids=str)
+@for_each_row(
+    ["fault", "error"], product([("open", 1), ("log", 1), ("log", 2), ("log", 4)], FAILURES)
+)
 def test_whatever_fails_once_all_steps_arrive_in_order_and_two_messages_say_so(fault, error):
     script = Script(fault, error=error)
     warnings = after_steps(script.open, 4)

@@ -44,6 +44,7 @@ from dapo.runs.rollout_table import (
 from dapo.runs.sinks import TensorBoardSink, TrackioSink, WandbSink
 from dapo.types import Episode, Generation
 from helpers.run_files import append_bytes, log_metrics
+from helpers.tables import for_each_row
 
 STEP = {
     "reward/mean": -0.632,
@@ -549,7 +550,7 @@ class TestRollouts:
         )
         assert episode_of({"episode": None}) is episode_of({}) is None
 
-    @pytest.mark.parametrize(
+    @for_each_row(
         "changes",
         [
             *(
@@ -578,7 +579,7 @@ class TestRollouts:
         with pytest.raises(ValueError, match="a row has no valid episode"):
             episode_of(self.episode(**changes))
 
-    @pytest.mark.parametrize(
+    @for_each_row(
         "text", ["", "5", "[]", "{}", "null", '{"messages": []}', "[" * 10**5, "</script>"]
     )
     def test_a_text_that_is_no_episode_is_refused(self, text):

@@ -2,10 +2,9 @@
 
 import random
 
-import pytest
-
 from dapo.sampling.rollout_metrics import MAX_PERIOD, has_many_answers, looping, response_metrics
 from dapo.types import Generation, Group, Problem, Verdict
+from helpers.tables import for_each_row
 
 
 def naive(tokens: list[int]) -> bool:
@@ -20,7 +19,7 @@ def naive(tokens: list[int]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("tokens", "expected"),
     [
         ([7] * 24, True),
@@ -55,7 +54,7 @@ def test_many_responses_at_once_are_judged_as_each_of_them_is():
     assert 50 < sum(found) < 250
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("text", "expected"),
     [
         ("Answer: 1\nAnswer: 2\nAnswer: 3", True),

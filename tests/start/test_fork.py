@@ -5,42 +5,39 @@ other.
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from dapo.cli.train import resume_run, start_run
+from dapo.cli.train import resume_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.loading import CODE_FOLDERS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
 from dapo.start.fork import create_fork, plan_fork
 from helpers.async_runs import async_config, run_or_resume
 from helpers.commands import run as run_command
-from helpers.fork_server import ForkServer
-from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
+from helpers.commands import run_script
+from helpers.finished_runs import SAVES
+from helpers.tables import for_each_row
+from helpers.tiny_runs import EVENTFUL, contents, differences, metrics
 
 STEP = 2
-SAVES = ("train.num_steps=4", "train.save_every=1", "train.keep_checkpoints=9")
-LORA = "model.lora={rank: 2}"
-PREDICTS = "dynamic_sampling.predict=true"
 
 
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("parent") / "run"
-    start_run(tiny(*EVENTFUL, *SAVES), run_dir=path, config_name="tiny")
-    return path
+@pytest.fixture
+def parent(sync_run: Path) -> Path:
+    return sync_run
 
 
-@pytest.fixture(scope="module")
-def async_parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("async") / "run"
-    run_or_resume(path, async_config(*EVENTFUL, *SAVES))
-    return path
+@pytest.fixture
+def async_parent(async_run: Path) -> Path:
+    return async_run
 
 
 def fork_of(
@@ -73,13 +70,13 @@ def snapshot(run: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def equal_to_parent(fork: Path, parent: Path) -> list[str]:
+def equal_to_parent(fork: Path, parent: Path, *, step: int = STEP) -> list[str]:
     """What of a trained fork is not equal to its parent's; checkpoints before the fork are the
     parent's alone.
     """
     found = contents(fork)
     expected = contents(parent)
-    for number in range(1, STEP):
+    for number in range(1, step):
         expected["states"].pop(f"step_{number:06d}")
         names = [
             name for name in expected["files"] if name.startswith(f"checkpoints/step_{number:06d}/")
@@ -89,21 +86,12 @@ def equal_to_parent(fork: Path, parent: Path) -> list[str]:
     return differences(found, expected)
 
 
-def test_a_fork_without_a_change_is_its_parent_to_the_byte(parent: Path, tmp_path: Path):
-    fork = fork_of(parent, tmp_path / "fork")
+def test_with_adapters_and_predictions_it_is_its_parent_to_the_byte_too(
+    lora_run: Path, tmp_path: Path
+):
+    fork = fork_of(lora_run, tmp_path / "fork")
     resume_run(fork, [])
-    assert len(metrics(fork)) == 5
-    assert equal_to_parent(fork, parent) == []
-    summary = json.loads((fork / "summary.json").read_text())
-    assert (summary["exit_reason"], summary["steps"]) == ("finished", 4)
-    assert (summary["fork"]["parent"], summary["fork"]["step"]) == (str(parent), STEP)
-
-
-def test_with_adapters_and_predictions_it_is_its_parent_to_the_byte_too(tmp_path: Path):
-    start_run(tiny(*EVENTFUL, *SAVES, LORA, PREDICTS), run_dir=tmp_path / "run", config_name="tiny")
-    fork = fork_of(tmp_path / "run", tmp_path / "fork")
-    resume_run(fork, [])
-    assert equal_to_parent(fork, tmp_path / "run") == []
+    assert equal_to_parent(fork, lora_run) == []
 
 
 def test_one_step_off_it_takes_the_prefetched_batch_and_is_its_parent_to_the_byte(
@@ -125,10 +113,24 @@ def test_async_it_takes_the_kept_groups_or_begins_them_again_under_another_seed(
     assert first == 1 + max(position for position, _ in decided(parent, STEP))
 
 
-def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(
+def test_another_learning_rate_gets_the_same_draws_and_changes_no_file_of_the_parent(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    fork = fork_of(parent, tmp_path / "fork", "optim.lr=0.05")
+    before = snapshot(parent)
+    fork = fork_of(
+        parent,
+        tmp_path / "fork",
+        "optim.lr=0.05",
+        "log.rollouts=last:2",
+        "train.keep_checkpoints=1",
+    )
+    shared = {
+        path.relative_to(fork).parts[0]
+        for path in fork.rglob("*")
+        if path.is_file() and path.stat().st_nlink > 1
+    }
+    assert shared == {"rollouts", "eval", "checkpoints"}, "only what is never written again"
+    assert not [path for path in fork.rglob("*") if path.is_symlink()]
     resume_run(fork, [])
     assert "warning" not in capsys.readouterr().out, "a change that was asked for is none"
     # the first step after the fork is sampled from the same weights
@@ -136,6 +138,10 @@ def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(
     assert responses(fork, STEP + 2) != responses(parent, STEP + 2)
     assert metrics(fork)[: STEP + 1] == metrics(parent)[: STEP + 1]
     assert metrics(fork)[STEP + 1]["optim/lr"] == pytest.approx(0.05)
+    stored = sorted(path.name for path in (fork / "rollouts").iterdir())
+    assert stored == ["step_000003.parquet", "step_000004.parquet"]
+    shutil.rmtree(fork)
+    assert snapshot(parent) == before
 
 
 def test_one_step_off_a_batch_is_kept_under_another_loss_and_sampled_anew_under_another_seed(
@@ -163,38 +169,6 @@ def decided(run: Path, step: int) -> dict[tuple[int, int], list[int]]:
     return {key: tokens for key, tokens in responses(run, step).items() if key[0] in kept}
 
 
-def test_branches_draw_otherwise_and_each_of_them_always_the_same(parent: Path, tmp_path: Path):
-    names = (("a", 1), ("b", 2), ("again", 1))
-    forks = [
-        fork_of(parent, tmp_path / name, "train.num_steps=3", branch=branch)
-        for name, branch in names
-    ]
-    for fork in forks:
-        resume_run(fork, [])
-    one, two, again = (responses(fork, STEP + 1) for fork in forks)
-    assert one != two
-    assert responses(parent, STEP + 1) not in (one, two)
-    assert one == again
-    assert differences(contents(forks[0]), contents(forks[2])) == []
-    assert [Fork.of(RunDirectory(fork)).branch for fork in forks] == [1, 2, 1]  # type: ignore[union-attr]
-
-
-def test_training_and_removing_a_fork_changes_no_file_of_its_parent(parent: Path, tmp_path: Path):
-    before = snapshot(parent)
-    fork = fork_of(parent, tmp_path / "fork", "log.rollouts=last:1", "train.keep_checkpoints=1")
-    shared = {
-        path.relative_to(fork).parts[0]
-        for path in fork.rglob("*")
-        if path.is_file() and path.stat().st_nlink > 1
-    }
-    assert shared == {"rollouts", "eval", "checkpoints"}, "only what is never written again"
-    assert not [path for path in fork.rglob("*") if path.is_symlink()]
-    resume_run(fork, [])
-    assert sorted(path.name for path in (fork / "rollouts").iterdir()) == ["step_000004.parquet"]
-    shutil.rmtree(fork)
-    assert snapshot(parent) == before
-
-
 def test_the_manifest_says_where_a_run_comes_from_and_what_was_changed(
     parent: Path, tmp_path: Path
 ):
@@ -212,20 +186,19 @@ def test_the_manifest_says_where_a_run_comes_from_and_what_was_changed(
 
 
 def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_path: Path):
-    plan = plan_fork(
-        RunDirectory(parent), STEP, ["data.train={builtin: {sums: {}}, size: 30, seed: 5}"]
-    )
+    data = "data.train={builtin: {sums: {}}, size: 30, seed: 5}"
+    plan = plan_fork(RunDirectory(parent), STEP, [data, "train.num_steps=3"])
     assert plan.notes == [
         "the training data changed: after step 2 the stream starts at its first problem"
     ]
     fork = create_fork(plan, tmp_path / "fork", []).path
     resume_run(fork, [])
     assert min(position for position, _ in responses(fork, STEP + 1)) == 0
-    assert len(metrics(fork)) == 5
+    assert len(metrics(fork)) == 4
 
 
-@pytest.mark.parametrize(
-    ("step", "override", "message"),
+@for_each_row(
+    ["step", "override", "message"],
     [
         (7, "optim.lr=1e-5", "has no checkpoint of step 7; there are: 1, 2, 3, 4"),
         (
@@ -251,7 +224,7 @@ def test_what_cannot_be_forked_is_refused_in_a_sentence(
     assert message in str(refused.value)
 
 
-def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go_after_it(
+def test_a_fork_is_its_parent_to_the_byte_also_after_that_is_gone_and_never_half_of_it(
     parent: Path, tmp_path: Path
 ):
     copy = tmp_path / "parent"
@@ -270,12 +243,17 @@ def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go
     create_fork(plan, path, [])
     shutil.rmtree(copy)
     resume_run(path, [])
+    assert len(metrics(path)) == 5
     assert equal_to_parent(path, parent) == []
+    summary = json.loads((path / "summary.json").read_text())
+    assert (summary["exit_reason"], summary["steps"]) == ("finished", 4)
+    assert (summary["fork"]["parent"], summary["fork"]["step"]) == (str(copy), STEP)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["fork"]
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
+@for_each_row(["kind"], [["file"], ["folder"], ["pipe"]])
 def test_what_a_strangers_run_links_to_is_not_copied(parent: Path, tmp_path: Path, kind: str):
+    tmp_path = tmp_path / kind
     run = tmp_path / "run"
     secret = tmp_path / "secrets" / "key.txt"
     shutil.copytree(parent, run)
@@ -307,31 +285,28 @@ def test_a_new_path_of_data_is_that_of_the_folder_where_the_fork_is_made(
     assert plan.config.data.eval == str(tmp_path / "new.jsonl")
 
 
-def test_the_command_trains_branches_and_prints_one_object(
+def test_the_command_trains_branches_that_draw_otherwise_and_each_of_them_always_the_same(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    command = (
-        "fork",
-        str(parent),
-        "--step",
-        "3",
-        "--times",
-        "2",
-        "--run-dir",
-        str(tmp_path / "b"),
-        "--json",
-    )
-    code, out, err = run_command(capsys, *command, "optim.lr=0.05")
+    paths = [str(tmp_path / "b-1"), str(tmp_path / "b-2")]
+    command = ("fork", str(parent), "--step", str(STEP), "--times", "2", "--json")
+    options = ("optim.lr=0.05", "train.num_steps=3")
+    code, out, err = run_command(capsys, *command, "--run-dir", str(tmp_path / "b"), *options)
     found = json.loads(out)
-    assert (code, found["parent"], found["step"]) == (0, str(parent), 3)
-    assert [each["run"] for each in found["forks"]] == [
-        str(tmp_path / "b-1"),
-        str(tmp_path / "b-2"),
-    ]
+    assert (code, found["parent"], found["step"]) == (0, str(parent), STEP)
+    assert [each["run"] for each in found["forks"]] == paths
     assert [each["exit_reason"] for each in found["forks"]] == ["finished", "finished"]
     assert found["forks"][0]["changed"]["optim.lr"] == {"parent": 0.0005, "fork": 0.05}
-    assert "the seed changed: after step 3 the order of the problems and all random numbers" in err
-    assert [metrics(Path(each["run"]))[-1]["step"] for each in found["forks"]] == [4, 4]
+    assert "the seed changed: after step 2 the order of the problems and all random numbers" in err
+    again = fork_of(parent, tmp_path / "again", *options, branch=1)
+    resume_run(again, [])
+    forks = [*map(Path, paths), again]
+    assert [metrics(fork)[-1]["step"] for fork in forks] == [3, 3, 3]
+    assert [Fork.of(RunDirectory(fork)).branch for fork in forks] == [1, 2, 1]  # type: ignore[union-attr]
+    one, two, _ = (responses(fork, STEP + 1) for fork in forks)
+    assert one != two
+    assert responses(parent, STEP + 1) not in (one, two)
+    assert differences(contents(forks[0]), contents(again)) == []
 
 
 def test_a_fork_of_the_current_folder_stands_next_to_it(
@@ -364,25 +339,24 @@ import dapo
 def reward(completions, answer, **columns):
     return [sum(map(str.isdigit, text)) + (right in text) for text, right in zip(completions, answer)]
 rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
-dapo.train("tiny-random", data=rows, reward=reward, steps=3, prompts_per_step=2, group_size=4, max_response_tokens=6,
+dapo.train("tiny-random", data=rows, reward=reward, steps=2, prompts_per_step=2, group_size=4, max_response_tokens=6,
            threads=1, workers=1, lr=1e-3, save_every=1, keep_checkpoints=9, run_dir="run")
 """
 
 
 def test_a_fork_takes_rows_and_rewards_that_were_typed_in_a_script_with_it(
-    fork_server: ForkServer, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    start: dict[str, Any] = {"output": tmp_path / "log", "folder": str(tmp_path)}
-    assert (
-        fork_server.run(
-            str(tmp_path / "script.py"), program="helpers.commands:run_script", **start
-        )[0]
-        == 0
-    )
-    forking = ("fork", "run", "--step", "2", "--no-train", "--run-dir", "fork")
-    assert fork_server.run(*forking, **start)[0] == 0, (tmp_path / "log").read_text()
-    (tmp_path / "script.py").unlink()
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    run_script([str(script)])
+    fork = fork_of(tmp_path / "run", tmp_path / "fork", step=1)
+    script.unlink()
     (tmp_path / "run").rename(tmp_path / "gone")
-    assert fork_server.run("resume", "fork", **start)[0] == 0, (tmp_path / "log").read_text()
-    assert equal_to_parent(tmp_path / "fork", tmp_path / "gone") == []
+    # what the process that forked has imported, another one has not
+    module = load_config(fork / "config.yaml").reward.verifier.partition(":")[0]
+    sys.modules.pop(module, None)
+    CODE_FOLDERS.clear()
+    resume_run(fork, [])
+    assert equal_to_parent(fork, tmp_path / "gone", step=1) == []

@@ -13,6 +13,7 @@ import dapo
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.start.run import ReadyRun  # a run's modules are imported before its calls are counted
+from helpers.tables import for_each_row
 from helpers.tiny_runs import tiny
 
 ROOT = f"{Path(dapo.__file__).parent}/"
@@ -76,20 +77,20 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return walk
 
 
-@pytest.mark.parametrize(
-    "step",
+@for_each_row(
+    ["step"],
     [
-        "start/resolve.py:resolve",
-        "start/resolve.py:require_hardware",
-        "start/resolve.py:resolve_auto",
-        "start/resolve.py:resolve_engine",
-        "start/read.py:read",
-        "start/read.py:read_model",
-        "start/check.py:load_functions",
-        "core/loading.py:load_callable",
-        "policy/custom_loss.py:load_loss",
-        "rewards/pool.py:VerifierPool.__init__",
-        "environments/pool.py:EnvironmentPool.__init__",
+        ["start/resolve.py:resolve"],
+        ["start/resolve.py:require_hardware"],
+        ["start/resolve.py:resolve_auto"],
+        ["start/resolve.py:resolve_engine"],
+        ["start/read.py:read"],
+        ["start/read.py:read_model"],
+        ["start/check.py:load_functions"],
+        ["core/loading.py:load_callable"],
+        ["policy/custom_loss.py:load_loss"],
+        ["rewards/pool.py:VerifierPool.__init__"],
+        ["environments/pool.py:EnvironmentPool.__init__"],
     ],
 )
 def test_each_step_is_called_once_and_loads_each_function_of_the_user_once(

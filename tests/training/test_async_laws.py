@@ -4,7 +4,6 @@ staleness.
 
 import json
 import random
-import shutil
 import signal
 import threading
 import time
@@ -33,6 +32,7 @@ from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest
 from helpers.async_runs import async_config, resumed_from, run_or_resume
 from helpers.fake_rollout import END, FILL, RIGHT, WRONG, SlowJudge
+from helpers.finished_runs import cut_copy
 from helpers.recorded_runs import GOLDEN_SCHEDULES, PREDICTIONS, SCHEDULES, recorded_schedule
 from helpers.scripted_runs import CountingPolicy, scripted_run
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics
@@ -216,11 +216,7 @@ def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(
         (whole / f"checkpoints/step_00000{i}/kept_groups.json").exists() for i in range(1, 7)
     ] == [True] * 4 + [False] * 2
     for step in range(1, 6):
-        run = tmp_path / f"run{step}"
-        shutil.copytree(whole, run)
-        for path in (run / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step_")) > step:
-                shutil.rmtree(path)
+        run = cut_copy(whole, tmp_path / f"run{step}", step=step)
         directory = RunDirectory(run)
         directory.truncate_after(step, is_logged=is_logged(directory.checkpoints.find(step)))
         long_run(run, *options)

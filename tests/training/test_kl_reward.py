@@ -2,7 +2,6 @@
 and exact resume.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from dapo.algo.entropy import DELTA
 from dapo.cli.train import resume_run, start_run
 from dapo.policy.policy import Policy
 from dapo.training.train import train
+from helpers.finished_runs import cut_copy
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import contents, metrics, new_run, tiny
 
@@ -39,13 +39,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path) 
     weights = [row["loss/entropy_coef"] for row in rows]  # two updates a step, which count once
     assert weights == pytest.approx([0, DELTA, 2 * DELTA, 3 * DELTA])
     for step in (2, 3):  # before the reference follows, and after
-        shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-        for path in (tmp_path / "cut" / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step_")) > step:
-                shutil.rmtree(path)
-        resume_run(tmp_path / "cut", [])
-        assert contents(tmp_path / "cut") == expected, step
-        shutil.rmtree(tmp_path / "cut")
+        cut = cut_copy(tmp_path / "whole", tmp_path / f"cut{step}", step=step)
+        resume_run(cut, [])
+        assert contents(cut) == expected, step
 
 
 def test_what_trains_is_the_reward_less_the_divergence_of_the_trainers_own_log_probabilities() -> (

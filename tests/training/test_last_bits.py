@@ -21,6 +21,7 @@ from helpers.recorded_runs import (
     golden_run,
     recorded_schedule,
 )
+from helpers.tables import for_each_row
 
 PREDICTING = "one_step_off with predictions"
 FIRST_STEPS = 5
@@ -47,7 +48,7 @@ DECIDING = (
 )
 
 
-@pytest.mark.parametrize("name", DECIDING)
+@for_each_row("name", DECIDING)
 def test_no_number_of_the_selection_comes_from_a_power_or_a_product_of_vectors(name: str):
     """Python's powers are the C library's and numpy's products are BLAS's; a patch of `math`
     reaches neither.

@@ -23,6 +23,7 @@ from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
+from helpers.tables import for_each_row
 
 HEALTHY: Mapping[str, float] = {
     "rollout/groups_generated": 10,
@@ -244,7 +245,7 @@ def test_the_filter_that_rejects_most_groups_is_the_option_to_change(
     assert case.change == change
 
 
-@pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
+@for_each_row(["name", "beyond", "before", "changed"], FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     name: str,
     beyond: dict[str, float | None],
@@ -282,7 +283,7 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "shown", "more", "changed"), EXCLUDED)
+@for_each_row(["name", "shown", "more", "changed"], EXCLUDED)
 def test_a_rule_is_silent_where_something_else_explains_what_it_sees(
     name: str,
     shown: dict[str, float | None],
@@ -427,8 +428,7 @@ def test_where_most_wrong_responses_are_cut_off_the_limit_is_named_before_the_pr
     assert case.change == ("rollout.max_response_tokens=40960",)
 
 
-@pytest.mark.parametrize("mode", ["soft", "filter"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 8])
+@for_each_row(["mode", "steps"], itertools.product(["soft", "filter"], [1, 2, 3, 8]))
 def test_where_all_responses_are_truncated_no_step_blames_the_problems(mode: str, steps: int):
     cut = {
         "rollout/truncated_fraction": 1.0,
@@ -476,7 +476,7 @@ def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
     assert "length_explosion" not in names(found(long, options(dynamic_sampling__predict=True)))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("changed", "is_error"),
     [
         ({"preset": "dapo"}, True),
@@ -664,7 +664,7 @@ IDLE = {
 }
 
 
-@pytest.mark.parametrize("technique", IDLE)
+@for_each_row("technique", IDLE)
 def test_a_technique_with_nothing_to_act_on_is_idle_which_is_a_note(technique: str):
     idle, acting, changes = IDLE[technique]
     (note,) = found(idle, options(**changes))
@@ -684,7 +684,7 @@ def test_an_idle_clip_is_shown_with_the_movement_that_it_needs():
     )
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("late", "changes"),
     [
         # equal bounds: clip-higher is off
@@ -879,14 +879,17 @@ def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     assert audited(*[1.0, -1.0] * 100) == []  # two verifiers that disagree, and neither pays more
 
 
-@pytest.mark.parametrize("problems", [1, 8, 64])
-@pytest.mark.parametrize(("more", "less"), [(0.1, 0), (0.2, 0.1), (0.3, 0.2), (0.5, 0.4)])
+@for_each_row(
+    ["shares", "problems"],
+    itertools.product([(0.1, 0), (0.2, 0.1), (0.3, 0.2), (0.5, 0.4)], [1, 8, 64]),
+)
 def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_they_disagree(
-    more: float, less: float, problems: int
+    shares: tuple[float, float], problems: int
 ):
     """At a mean of 0.1, the largest that is allowed, at most 1 run in 20, of 200 steps, has an
     error at any of them.
     """
+    more, less = shares
     draw = np.random.default_rng(7)
     gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(100, 200, problems))
     assert sum(has_alarm(run) for run in gaps) <= 5

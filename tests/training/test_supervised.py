@@ -3,7 +3,6 @@ exact resume.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from dapo.environments.thoughts import ends_in_thought
 from dapo.training.demonstrations import AnswerEncoder
 from dapo.types import Problem
 from helpers.chat_templates import FAMILIES, tokenizer
+from helpers.finished_runs import cut_copy
+from helpers.tables import for_each_row
 from helpers.tiny_policies import (
     assert_close,
     branching,
@@ -98,12 +99,9 @@ def test_the_likelihood_of_the_demonstrations_rises_and_nothing_is_sampled(whole
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(
     whole: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(whole, tmp_path / "cut")
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step_")) > 2:
-            shutil.rmtree(path)
-    resume_run(tmp_path / "cut", [])
-    assert contents(tmp_path / "cut") == contents(whole)
+    cut = cut_copy(whole, tmp_path / "cut", step=2)
+    resume_run(cut, [])
+    assert contents(cut) == contents(whole)
 
 
 @pytest.mark.parametrize("microbatch_tokens", [1, 40, 10_000])
@@ -145,7 +143,7 @@ NO_PLAIN_ANSWER = ("single", "note behind a thought", "deepseek r1", "exaone dee
 """The last two open a thought, and refuse an answer within it."""
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_PLAIN_ANSWER])
+@for_each_row(["name"], [[name] for name in FAMILIES if name not in NO_PLAIN_ANSWER])
 def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_of_the_turn(
     name: str,
 ) -> None:
@@ -185,8 +183,8 @@ RESPONSES: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FAMILIES if name not in ("single", "note behind a thought")]
+@for_each_row(
+    ["name"], [[name] for name in FAMILIES if name not in ("single", "note behind a thought")]
 )
 def test_a_demonstration_opens_no_thought_twice_and_answers_in_none(name: str) -> None:
     tokens = tokenizer(name)
@@ -289,7 +287,7 @@ def test_other_columns_change_nothing() -> None:
     assert read(row | {"turns": 3, "image": b"x", "answer": "c"}) == read(row)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("row", "message"),
     [
         (
@@ -365,7 +363,7 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
         inputs_of(supervised(ending))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("overrides", "message"),
     [
         (["advantage.estimator=gae"], "advantage.estimator=gae is for sampled responses"),

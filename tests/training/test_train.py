@@ -35,41 +35,48 @@ from dapo.libs.cpu_kernels.prepacked import (
 from dapo.policy.model import load_model
 from dapo.start import build
 from dapo.types import GenerationRequest
+from helpers.finished_runs import cut_copy
 from helpers.recorded_runs import assert_as_recorded, golden_run
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny
 
 PACKAGE = str(Path(dapo.__file__).parent)
 
 
-def test_two_runs_of_one_config_are_equal_to_the_byte(tmp_path: Path):
-    start_run(tiny(), run_dir=tmp_path / "a", config_name="tiny")
-    start_run(tiny(), run_dir=tmp_path / "b", config_name="tiny")
-    a = contents(tmp_path / "a")
-    b = contents(tmp_path / "b")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of configs/tiny.yaml that keeps its checkpoints, those of steps 2, 4 and 5."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    start_run(tiny("train.keep_checkpoints=9"), run_dir=path, config_name="tiny")
+    return path
+
+
+def test_two_runs_of_one_config_are_equal_to_the_byte(whole: Path, tmp_path: Path):
+    start_run(tiny("train.keep_checkpoints=9"), run_dir=tmp_path / "b", config_name="tiny")
+    a = contents(whole)
     assert len(a["files"]) > 10
-    assert a == b
+    assert a == contents(tmp_path / "b")
 
 
-def test_another_seed_is_another_run(tmp_path: Path):
-    start_run(tiny("train.num_steps=1"), run_dir=tmp_path / "a", config_name="tiny")
+def test_another_seed_is_another_run(whole: Path, tmp_path: Path):
     start_run(tiny("train.num_steps=1", "train.seed=1"), run_dir=tmp_path / "b", config_name="tiny")
-    assert metrics(tmp_path / "a") != metrics(tmp_path / "b")
+    assert responses(tmp_path / "b") != responses(whole)
+
+
+def responses(run: Path) -> list[str]:
+    """The responses of the first step."""
+    texts: list[str] = read_table(run / "rollouts/step_000001.parquet")["response"].to_pylist()
+    return texts
 
 
 @pytest.mark.parametrize("last_checkpoint", [2, 4])
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(
-    tmp_path: Path, last_checkpoint: int
+    whole: Path, tmp_path: Path, last_checkpoint: int
 ):
-    options = ["train.keep_checkpoints=9"]
-    start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
-    start_run(tiny(*options), run_dir=tmp_path / "cut", config_name="tiny")
     # what a crash after that checkpoint leaves behind: later steps in the metrics, no later
     # checkpoint
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step_")) > last_checkpoint:
-            path.rename(tmp_path / path.name)
-    resume_run(tmp_path / "cut", [])
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    cut = cut_copy(whole, tmp_path / "cut", step=last_checkpoint)
+    resume_run(cut, [])
+    assert contents(cut) == contents(whole)
 
 
 @pytest.mark.skipif(
@@ -131,33 +138,22 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     assert len(used) >= 4
 
 
-def test_a_finished_run_can_be_extended(tmp_path: Path):
-    start_run(
-        tiny("train.num_steps=3", "train.eval_every=0"),
-        run_dir=tmp_path / "run",
-        config_name="tiny",
-    )
-    resume_run(tmp_path / "run", ["train.num_steps=5"])
-    start_run(tiny("train.eval_every=0"), run_dir=tmp_path / "whole", config_name="tiny")
-    strip = [
-        {name: value for name, value in row.items() if not name.startswith("eval/")}
-        for row in metrics(tmp_path / "run")
-    ]
-    assert [row["step"] for row in strip] == [0, 1, 2, 3, 4, 5]
-    whole = metrics(tmp_path / "whole")
-    assert strip[-1] == {
-        name: value for name, value in whole[-1].items() if not name.startswith("eval/")
-    }
+def test_a_finished_run_can_be_extended(whole: Path, tmp_path: Path):
+    path = tmp_path / "run"
+    start_run(tiny("train.num_steps=3", "train.eval_every=0"), run_dir=path, config_name="tiny")
+    resume_run(path, ["train.num_steps=5"])
+    extended = metrics(path)
+    assert [row["step"] for row in extended] == [0, 1, 2, 3, 4, 5]
+    assert without_evaluations(extended[-1]) == without_evaluations(metrics(whole)[-1])
 
 
-def test_the_first_learning_rates_are_the_list_one_expects(tmp_path: Path):
-    start_run(
-        tiny("optim.warmup_steps=4", "optim.lr=0.004", "train.num_steps=5"),
-        run_dir=tmp_path / "r",
-        config_name="t",
-    )
-    rates = [row["optim/lr"] for row in metrics(tmp_path / "r")[1:]]
-    assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004])
+def without_evaluations(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith("eval/")}
+
+
+def test_the_first_learning_rates_are_the_list_one_expects(whole: Path):
+    rates = [row["optim/lr"] for row in metrics(whole)[1:]]
+    assert rates == pytest.approx([0.0015, 0.003, 0.003, 0.003, 0.003])
 
 
 def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_is_named(
@@ -184,9 +180,7 @@ def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_i
     assert not [name for row in rows for name in row if "clip_" in name]
     assert rows[-1]["reward/accuracy"] > rows[0]["reward/accuracy"] + 0.1  # REINFORCE learns
 
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_000004")
-    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step_000005")
+    cut_copy(tmp_path / "whole", tmp_path / "cut", step=2)
     shutil.copytree(tmp_path / "cut", tmp_path / "longer")
     resume_run(tmp_path / "cut", [])
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
@@ -305,12 +299,9 @@ def test_a_reward_without_spread_is_named_once_where_every_group_trains(
     assert printed.count("is wrong, so nothing is") == 1
 
 
-def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):
-    start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
-    for row in metrics(tmp_path / "r")[1:]:
-        table = read_table(
-            tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet"
-        ).to_pylist()
+def test_every_judged_response_is_written_with_the_outcome_of_its_group(whole: Path):
+    for row in metrics(whole)[1:]:
+        table = read_table(whole / f"rollouts/step_{row['step']:06d}.parquet").to_pylist()
         trained = [sample for sample in table if sample["outcome"] == "trained"]
         assert len(trained) == 4 * row["rollout/groups_trained"]
         assert sum(sample["response_tokens"] for sample in trained) == row["rollout/tokens_trained"]
@@ -386,5 +377,6 @@ def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: P
         )
     finally:
         sys.setprofile(before)
-    assert stacks[0][0] == "start_run"
-    assert len(stacks[0]) <= 5, stacks[0]
+    command, *between = stacks[0]
+    assert command == "start_run"
+    assert len(between) <= 5, between
