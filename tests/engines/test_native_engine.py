@@ -540,7 +540,7 @@ def test_sampling_inverts_the_cumulative_sum() -> None:
 
 
 @for_each_row(
-    ["size"], zip([2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669])
+    "size", [2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669]
 )
 def test_two_levels_sample_what_one_cumulative_sum_samples(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
@@ -551,8 +551,8 @@ def test_two_levels_sample_what_one_cumulative_sum_samples(size: int) -> None:
     assert draw(logits, uniforms[:, 0].tolist())[0] == expected[:, 0].tolist()
 
 
-@for_each_row(["dtype"], zip([torch.float32, torch.float64, torch.bfloat16]))
-@for_each_row(["size"], zip([5, BLOCK, 3 * BLOCK, 2000]))
+@for_each_row("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@for_each_row("size", [5, BLOCK, 3 * BLOCK, 2000])
 def test_a_token_of_probability_zero_is_never_sampled(size: int, dtype: torch.dtype) -> None:
     uniforms = [0.0, 5e-324, 1e-300, 1e-9, 0.25, 0.5, 0.75, 1 - 1e-9, BELOW_ONE]
     generator = torch.Generator().manual_seed(size)
@@ -608,8 +608,8 @@ def naive_nucleus(distribution: Tensor, u: float, top_p: float) -> tuple[int, fl
     raise AssertionError("the nucleus adds up to less than its mass")
 
 
-@for_each_row(["spread"], zip([0.1, 1.0, 4.0]))
-@for_each_row(["top_p"], zip([0.01, 0.5, 0.7, 0.95, 0.999]))
+@for_each_row("spread", [0.1, 1.0, 4.0])
+@for_each_row("top_p", [0.01, 0.5, 0.7, 0.95, 0.999])
 def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float) -> None:
     # a flat law needs more than the first candidates, a steep one a few
     generator = torch.Generator().manual_seed(3)

@@ -165,7 +165,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS)
-@for_each_row(["form"], zip(CALLS))
+@for_each_row("form", CALLS)
 def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(
     form: Any, opening: str, closing: str
 ):
@@ -204,7 +204,7 @@ STRINGS = [
 
 
 @pytest.mark.parametrize("text", STRINGS)
-@for_each_row(["name_first"], zip([True, False]))
+@for_each_row("name_first", [True, False])
 def test_a_mark_within_a_string_is_text_in_any_order_of_keys(text: str, name_first: bool):
     arguments = {"query": f"what is {text}?", "kinds": []}
     for form, key in (

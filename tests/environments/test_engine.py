@@ -331,7 +331,7 @@ OBSERVATIONS: dict[str, tuple[Any, str | None]] = {
 }
 
 
-@for_each_row(["kind"], zip(OBSERVATIONS))
+@for_each_row("kind", OBSERVATIONS)
 def test_hostile_observations_are_text_of_known_length_or_errors(kind: str):
     observation, error = OBSERVATIONS[kind]
 

@@ -63,7 +63,7 @@ def made(case: tuple[str, str]) -> TurnRenderer:
     return renderer(*case, MADE[case])
 
 
-@for_each_row(["case"], zip(CASES))
+@for_each_row("case", CASES)
 def test_a_template_is_continued_exactly_or_appended_to_or_refused_by_name(case: tuple[str, str]):
     expected = outcome(*case)
     if expected == "exact":
@@ -412,7 +412,7 @@ def test_a_message_without_text_or_with_another_role_is_refused(message: dict[st
         renderer("chatml").following([message], ended=True)
 
 
-@for_each_row(["name"], zip([name for name in FAMILIES if (name, "tool") in MADE] + [None]))
+@for_each_row("name", [name for name in FAMILIES if (name, "tool") in MADE] + [None])
 def test_a_prompt_shows_the_tools(name: str | None):
     subject = renderer(name, "tool", "exact" if name is None else MADE[name, "tool"])
     prompt = subject.prompts.render(Problem(id="1", prompt="What is 1 + 1?", answer="2"))

@@ -214,7 +214,7 @@ def text_of(content: Any) -> Any:
 
 
 @for_each_row(
-    ["prompt"], zip([3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"])
+    "prompt", [3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"]
 )
 def test_what_is_no_prompt_is_refused(prompt: Any):
     with pytest.raises(TypeError, match="expected a text or a list of messages"):

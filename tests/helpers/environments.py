@@ -194,28 +194,11 @@ class Broken:
         return self.step("")
 
 
-class Brittle(Digits):
-    """Fails in one problem of four."""
-
-    def reset(self, problem: Problem, seed: int) -> None:
-        if seed % 4 == 0:
-            raise ConnectionError("the game server is down")
-
-
 class BrokenTool(Digits):
     """Counts each turn as a tool call that fails."""
 
     def step(self, action: str) -> StepResult:
         return replace(super().step(action), tool_calls=1, tool_errors=1)
-
-
-def double(number: int) -> int:
-    """Doubles a number.
-
-    Args:
-        number: the number to double
-    """
-    return 2 * number
 
 
 class Loud(Digits):

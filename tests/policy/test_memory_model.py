@@ -100,8 +100,8 @@ def held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> float:
     return sum(memory.breakdown(tokens, recompute=recompute).values()) + engine
 
 
-@for_each_row(["name"], zip(["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"]))
-@for_each_row(["gib"], zip([24, 40, 80, 141]))
+@for_each_row("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"])
+@for_each_row("gib", [24, 40, 80, 141])
 def test_what_auto_chooses_fits_and_more_would_not(name: str, gib: int):
     memory = memory_of(name)
     gpu = FreeMemory(gib * GIB, "a GPU")

@@ -176,8 +176,8 @@ def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_response
     assert sums["tokens"] == 5
 
 
-@for_each_row(["garbage"], zip([math.nan, math.inf]))
-@for_each_row(["name"], zip(SURROGATES))
+@for_each_row("garbage", [math.nan, math.inf])
+@for_each_row("name", SURROGATES)
 def test_what_a_masked_token_holds_changes_no_loss(name: str, garbage: float) -> None:
     gradient, sums = trained(name, packed())
     spoilt, same_sums = trained(

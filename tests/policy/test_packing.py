@@ -218,9 +218,9 @@ def dense_attention(query: Tensor, key: Tensor, value: Tensor, window: int | Non
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 6, 100])
-@for_each_row(["mask_elements"], zip([10**6, 0]))
-@for_each_row(["kv_heads"], zip([1, 2, 4]))
-@for_each_row(["key_multiple"], zip([1, 16]))
+@for_each_row("mask_elements", [10**6, 0])
+@for_each_row("kv_heads", [1, 2, 4])
+@for_each_row("key_multiple", [1, 16])
 def test_packed_attention_equals_one_dense_mask_in_values_and_gradients(
     window: int | None, mask_elements: int, kv_heads: int, key_multiple: int
 ) -> None:

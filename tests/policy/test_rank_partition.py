@@ -57,8 +57,8 @@ EXAMPLES = {
 }
 
 
-@for_each_row(["ranks"], zip([1, 2, 3, 8]))
-@for_each_row(["name"], zip(EXAMPLES))
+@for_each_row("ranks", [1, 2, 3, 8])
+@for_each_row("name", EXAMPLES)
 def test_every_row_is_computed_once_with_its_weight_and_all_ranks_make_as_many_passes(
     name: str, ranks: int
 ) -> None:
@@ -146,7 +146,7 @@ def test_the_search_for_the_fewest_passes_begins_at_most_two_below_its_answer(
     assert first <= len(found) <= first + 2
 
 
-@for_each_row(["lengths"], zip([(6, 6, 6, 6), (5, 5, 4, 4, 3, 3), (9,), (7, 4, 4, 4, 4)]))
+@for_each_row("lengths", [(6, 6, 6, 6), (5, 5, 4, 4, 3, 3), (9,), (7, 4, 4, 4, 4)])
 def test_no_distribution_has_fewer_passes_than_the_search_begins_with(
     lengths: tuple[int, ...],
 ) -> None:

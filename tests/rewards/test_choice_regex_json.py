@@ -24,41 +24,39 @@ def judged(name, answer, response, /, fields=None, **options):
 
 
 @for_each_row(
-    ["response"],
-    zip(
-        [
-            "B",
-            "b",
-            "(B)",
-            "B.",
-            "**B**",
-            "Answer: B",
-            "answer: b",
-            "**Answer:** B",
-            "**Answer: (B)**",
-            "Final answer: B)",
-            "The answer is: option B",
-            "Answer: $\\boxed{B}$",
-            "Answer: \\boxed{\\text{(B)}}",
-            "Answer: B. A triangle",
-            "Answer: B) 42",
-            "Answer: (B) hepatitis B and a cold",
-            "Answer: B: the mitochondria",
-            "Answer: B - 1,200 cm",
-            "Answer:\nB",
-            "so \\boxed{B}",
-            "so \\boxed{\\text{B}}",
-            "so $\\boxed{\\mathrm{(B)}}$.",
-            "A is wrong, C too.\nB",
-            "A and C cannot be.\n\nThe answer is B.",
-            "A and C cannot be.\n\nTherefore, the correct option is (B).",
-            "The best choice: **B**",
-            "<think>Answer: A</think>Answer: B",
-            "Answer: B\nI am sure.\nAnswer: (B)",
-            "Answer: B\nthat is \\boxed{C} in the book",
-            "Ｂ",
-        ]
-    ),
+    "response",
+    [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "**B**",
+        "Answer: B",
+        "answer: b",
+        "**Answer:** B",
+        "**Answer: (B)**",
+        "Final answer: B)",
+        "The answer is: option B",
+        "Answer: $\\boxed{B}$",
+        "Answer: \\boxed{\\text{(B)}}",
+        "Answer: B. A triangle",
+        "Answer: B) 42",
+        "Answer: (B) hepatitis B and a cold",
+        "Answer: B: the mitochondria",
+        "Answer: B - 1,200 cm",
+        "Answer:\nB",
+        "so \\boxed{B}",
+        "so \\boxed{\\text{B}}",
+        "so $\\boxed{\\mathrm{(B)}}$.",
+        "A is wrong, C too.\nB",
+        "A and C cannot be.\n\nThe answer is B.",
+        "A and C cannot be.\n\nTherefore, the correct option is (B).",
+        "The best choice: **B**",
+        "<think>Answer: A</think>Answer: B",
+        "Answer: B\nI am sure.\nAnswer: (B)",
+        "Answer: B\nthat is \\boxed{C} in the book",
+        "Ｂ",
+    ],
 )
 def test_the_letter_is_found_in_many_forms(response):
     assert judged("choice", "B", response) is True
@@ -66,45 +64,43 @@ def test_the_letter_is_found_in_many_forms(response):
 
 
 @for_each_row(
-    ["response"],
-    zip(
-        [
-            "",
-            "Answer:",
-            "\\boxed{}",
-            "A or B",
-            "Answer: A or B",
-            "Answer: A, B",
-            "Answer: A/B",
-            "Answer: B and C",
-            "Answer: AB",
-            "Answer: B C",
-            "Answer: (A) (B)",
-            "Answer: B. C",
-            "Answer: B) or C)",
-            "Answer: B: C",
-            "Answer: B. or maybe D",
-            "Answer: B. the first, (C) the second",
-            "Answer: B. vitamin C",
-            "Answer: not B",
-            "Answer: A\nAnswer: B",
-            "Answer: B\nAnswer: A",
-            "Answer: B\nAnswer:",
-            "\\boxed{A} \\boxed{B}",
-            "\\boxed{B} \\boxed{A}",
-            "\\boxed{A, B}",
-            "Answer: Because it is so",
-            "Answer: Banana",
-            "Answer: F",
-            "I think that B",
-            "It is A.\nOr the answer is B, I am not sure.",
-            "A B C D E",
-            "A\nB\nC",
-            "B is right because\nof the sum",
-            "A. red B. blue C. green",
-            "<think>Answer: B",
-        ]
-    ),
+    "response",
+    [
+        "",
+        "Answer:",
+        "\\boxed{}",
+        "A or B",
+        "Answer: A or B",
+        "Answer: A, B",
+        "Answer: A/B",
+        "Answer: B and C",
+        "Answer: AB",
+        "Answer: B C",
+        "Answer: (A) (B)",
+        "Answer: B. C",
+        "Answer: B) or C)",
+        "Answer: B: C",
+        "Answer: B. or maybe D",
+        "Answer: B. the first, (C) the second",
+        "Answer: B. vitamin C",
+        "Answer: not B",
+        "Answer: A\nAnswer: B",
+        "Answer: B\nAnswer: A",
+        "Answer: B\nAnswer:",
+        "\\boxed{A} \\boxed{B}",
+        "\\boxed{B} \\boxed{A}",
+        "\\boxed{A, B}",
+        "Answer: Because it is so",
+        "Answer: Banana",
+        "Answer: F",
+        "I think that B",
+        "It is A.\nOr the answer is B, I am not sure.",
+        "A B C D E",
+        "A\nB\nC",
+        "B is right because\nof the sum",
+        "A. red B. blue C. green",
+        "<think>Answer: B",
+    ],
 )
 def test_no_letter_or_several_letters_are_wrong_whatever_the_reference(response):
     for answer in "ABCDE":
@@ -122,8 +118,8 @@ B) maybe|B) either way; d)|B: excluded|(B) not|B) 42 or 43|(B) d)|B. e. as well|
 
 
 @for_each_row(
-    ["answer"],
-    zip([each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each]),
+    "answer",
+    [each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each],
 )
 def test_a_clause_about_the_choice_is_no_choice(answer):
     for letter in "ABCDE":
@@ -188,7 +184,7 @@ RETRACTIONS = [
 
 
 @pytest.mark.parametrize("mark", ["Answer: {}\n", "\\boxed{{{}}}. "])
-@for_each_row(["retraction"], zip(RETRACTIONS))
+@for_each_row("retraction", RETRACTIONS)
 def test_an_answer_that_is_taken_back_is_none(mark, retraction):
     assert judged("choice", "B", mark.format("B") + "I am sure.") is True
     assert judged("choice", "B", mark.format("B") + retraction) is False

@@ -143,8 +143,8 @@ def test_acc_of_verls_dict_is_any_value_equal_to_one_or_zero(acc, correct):
 
 
 @for_each_row(
-    ["acc"],
-    zip([0.5, 2, -1, "1", "True", None, [1], np.nan, np.array([1, 1]), torch.tensor([0.5])]),
+    "acc",
+    [0.5, 2, -1, "1", "True", None, [1], np.nan, np.array([1, 1]), torch.tensor([0.5])],
 )
 def test_any_other_acc_is_an_error_that_shows_it(acc):
     verifier = function_verifier("m:score", lambda solution_str: {"score": 0.5, "acc": acc}, {})

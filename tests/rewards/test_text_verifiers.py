@@ -21,31 +21,29 @@ def judged(name, answer, response, question="Q", **options):
 
 
 @for_each_row(
-    ["response"],
-    zip(["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"]),
+    "response",
+    ["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"],
 )
 def test_exact_takes_the_answer_itself_in_any_wrapping(response):
     assert judged("exact", "12", response) is True
 
 
 @for_each_row(
-    ["response"],
-    zip(
-        [
-            "",
-            "13",
-            "12 13",
-            "12 or 13",
-            "3 + 9 = 12",
-            "The answer is 12",
-            "Answer: 12",
-            "12\n12",
-            "1 2",
-            "-12",
-            "12%",
-            "012",
-        ]
-    ),
+    "response",
+    [
+        "",
+        "13",
+        "12 13",
+        "12 or 13",
+        "3 + 9 = 12",
+        "The answer is 12",
+        "Answer: 12",
+        "12\n12",
+        "1 2",
+        "-12",
+        "12%",
+        "012",
+    ],
 )
 def test_exact_takes_nothing_else(response):
     assert judged("exact", "12", response) is False
@@ -260,23 +258,21 @@ def texts(table):
     ]
 
 
-@for_each_row(["response"], zip(texts(STATED)))
+@for_each_row("response", texts(STATED))
 def test_exact_final_reads_the_one_number_that_a_response_states(response):
     assert judged("exact", "42", response, extract="final") is True
 
 
-@for_each_row(["response"], zip(texts(HEDGED) + texts(DENIED) + texts(ANOTHER)))
+@for_each_row("response", texts(HEDGED) + texts(DENIED) + texts(ANOTHER))
 def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response):
     assert judged("exact", "42", response, extract="final") is False
 
 
 @for_each_row(
-    ["other"],
-    zip(
-        texts(
-            "minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one"
-            " of 42 | root 42"
-        )
+    "other",
+    texts(
+        "minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one"
+        " of 42 | root 42"
     ),
 )
 def test_exact_final_refuses_a_response_whose_earlier_sentence_states_another_value(other):
@@ -400,8 +396,8 @@ def test_gsm8k_refuses_signs_and_symbols_that_make_another_value(mark):
 
 
 @for_each_row(
-    ["text"],
-    zip(texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42")),
+    "text",
+    texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42"),
 )
 def test_gsm8k_reads_one_sign(text):
     assert judged("gsm8k", "#### -42", f"#### {text}") is True
@@ -481,7 +477,7 @@ HOSTILE = {
 }
 
 
-@for_each_row(["name"], zip(HOSTILE))
+@for_each_row("name", HOSTILE)
 def test_no_hostile_text_is_right_or_an_error_for_any_text_verifier(name):
     response = HOSTILE[name]
     for verifier, options, answer in (
@@ -509,7 +505,7 @@ NOT_THE_JSON = {
 }
 
 
-@for_each_row(["name"], zip([*HOSTILE, *NOT_THE_JSON]))
+@for_each_row("name", [*HOSTILE, *NOT_THE_JSON])
 def test_no_hostile_text_is_right_or_an_error_as_json(name):
     pytest.importorskip("jsonschema", reason="needs jsonschema")
     assert judged("json_schema", '{"const": {"x": 42}}', (HOSTILE | NOT_THE_JSON)[name]) is False
