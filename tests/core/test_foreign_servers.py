@@ -75,8 +75,11 @@ def answering(*replies: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            # a thread that serves a closed socket never waits, and slows all later tests down
+            server.shutdown()
 
 
 def asked(headers: dict[str, str], clock: HandClock, status: int = 429) -> Completion:

@@ -5,6 +5,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 Test = Callable[..., None]
 
 
@@ -12,7 +14,8 @@ def loop_over(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[T
     """Run a test once for each case of a table, as one test, in place of `parametrize`.
 
     The error of a case that fails names it. Two decorators make the product of two tables. The
-    cases share the test's fixtures, so it may not change them.
+    cases share the test's fixtures, so it may not change them; a case that skips is an error, for
+    the cases after it would not run.
 
     Args:
         names: the parameter of the test that gets a case, or the parameters that get its parts.
@@ -30,6 +33,8 @@ def loop_over(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[T
                 )
                 try:
                     test(**fixtures, **values)
+                except pytest.skip.Exception as skipped:
+                    raise AssertionError(f"the case {values} skips: parametrize it") from skipped
                 except BaseException as error:
                     error.add_note(f"in the case {values}")
                     raise
