@@ -13,7 +13,6 @@ from helpers.finished_runs import (  # noqa: F401
     episode_run,
     finished_folder,
     lora_run,
-    supervised_run,
     sync_run,
 )
 from helpers.fork_server import ForkServer

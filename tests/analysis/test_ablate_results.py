@@ -1,6 +1,7 @@
 """Results: the table by hand, the small form that is kept, and the pictures made of it."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,20 +31,28 @@ plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: rollout/
 ACCURACIES = {"a": 0.4, "b": 0.5, "c": 0.7}
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
-    (tmp_path / "mine.yaml").write_text(FILE)
-    return load_experiment(tmp_path / "mine.yaml")
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    path = tmp_path_factory.mktemp("experiment") / "mine.yaml"
+    path.write_text(FILE)
+    return load_experiment(path)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, experiment: Experiment) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, experiment: Experiment) -> Path:
+    """The runs of the experiment, which each test gets a copy of."""
+    folder = tmp_path_factory.mktemp("written") / "x"
     for run in experiment.runs():
-        path = tmp_path / "x" / "runs" / run.name
+        path = folder / "runs" / run.name
         steps = 3 if run.seed == 2 else 4
         arguments = ["train", str(run.base), *run.overrides, "--run-dir", str(path)]
         write_run(arguments, accuracy=ACCURACIES[run.variant], steps=steps)
-    return tmp_path / "x"
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, written: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "x")
 
 
 def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_the_baseline(

@@ -126,7 +126,7 @@ def test_where_none_trains_the_first_group_is_explained(
     rewrite(run, 2, outcome="excess", advantage=None)
     found = explain_group(run, 2)
     assert found["group_id"] == rows_of(run, 2)[0]["group_id"]
-    assert "none trains" in found["chosen_because"]
+    assert "no group of the step trained" in found["chosen_because"]
     assert "batch was full" in found["eq11"]["why"]
 
 

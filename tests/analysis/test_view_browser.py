@@ -29,7 +29,7 @@ from dapo.types import Problem
 from helpers.browser import MISSING, open_browser
 from helpers.run_files import append_bytes, log_metrics, new_run
 from helpers.tables import for_each_row
-from helpers.view_runs import EPISODES, Client, close_with, copy_judged, make_run, serving, training
+from helpers.view_runs import Client, close_with, copy_judged, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
@@ -838,31 +838,36 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("width", [400, 800])
-def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page, width):
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page):
+    def narrow(width: int) -> None:
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
     try:
         for fragment in PAGES:
+            narrow(400)
             page.open(f"{fragment}?run=first")
             page.wait("return document.querySelectorAll('main .card, main table').length > 0")
-            scroll, client_width, right, position = page.browser.execute_script(
-                """const tabs = [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect().right);
-                return [document.documentElement.scrollWidth, document.documentElement.clientWidth, Math.max(...tabs),
-                  getComputedStyle(document.querySelector('header')).position]"""
-            )
-            assert scroll <= client_width, fragment
-            assert right <= client_width, fragment
-            assert position == ("static" if width == 400 else "sticky")
+            for width in (400, 800):
+                narrow(width)
+                scroll, client_width, right, position = page.browser.execute_script(
+                    """const tabs = [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect().right);
+                    const root = document.documentElement;
+                    return [root.scrollWidth, root.clientWidth, Math.max(...tabs),
+                      getComputedStyle(document.querySelector('header')).position]"""
+                )
+                assert scroll <= client_width <= width, fragment
+                assert right <= client_width, fragment
+                assert position == ("static" if width == 400 else "sticky")
+        narrow(400)
         page.open("rollouts?run=first")
         page.wait("return document.querySelectorAll('tbody tr').length > 3")
         step, response = page.browser.execute_script(
             """const box = (name) => document.querySelector(`tbody td[data-name=${name}]`).getBoundingClientRect();
             return [box('step'), box('response')].map((b) => [b.left, b.right, b.top, b.bottom])"""
         )
-        if width == 400:
-            assert response[1] <= 400
-            assert response[2] >= step[3]  # the text is below the numbers
+        assert response[1] <= 400
+        assert response[2] >= step[3]  # the text is below the numbers
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -899,8 +904,10 @@ def attacked(i: int, row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_episodes_are_conversations_whose_observations_are_no_more_than_text(browser, tmp_path):
-    run = make_run(tmp_path / "episodes", *EPISODES)
+def test_episodes_are_conversations_whose_observations_are_no_more_than_text(
+    browser, episode_run, tmp_path
+):
+    run = shutil.copytree(episode_run, tmp_path / "episodes")
     rewrite(run, 1, attacked)
     stored = pq.read_table(run / "rollouts" / "step_000001.parquet").to_pylist()
     name = next(row["group_id"] for row in stored if len(row["sampled"] or ()) >= 4)

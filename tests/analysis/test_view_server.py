@@ -33,7 +33,7 @@ from dapo.runs.status import run_status
 from helpers.run_files import append_bytes
 from helpers.tables import for_each_row
 from helpers.tiny_runs import tiny
-from helpers.view_runs import EPISODES, SHORT, Client, close_with, copy_judged, make_run, serving
+from helpers.view_runs import SHORT, Client, close_with, copy_judged, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -375,10 +375,10 @@ def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
         )
 
 
-def test_a_group_of_episodes_has_their_turns_and_observed_tokens(tmp_path):
-    stored = rows_of(run := make_run(tmp_path / "episodes", *EPISODES))
+def test_a_group_of_episodes_has_their_turns_and_observed_tokens(episode_run):
+    stored = rows_of(episode_run)
     assert max(len(row["sampled"] or ()) for row in stored) >= 4  # one with two turns
-    with serving(run) as client:
+    with serving(episode_run) as client:
         listed = {
             (row["group_id"], row["sample"]): row
             for row in client.get("rollouts", run="episodes")["rows"]

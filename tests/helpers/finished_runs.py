@@ -3,7 +3,6 @@
 Many tests read them: a test that changes a run, or continues it, copies it first.
 """
 
-import json
 import shutil
 from pathlib import Path
 
@@ -14,13 +13,6 @@ from helpers.forked_workers import WorkerForks
 SAVES = ("train.num_steps=4", "train.save_every=1", "train.keep_checkpoints=9")
 """Four steps with a checkpoint after each."""
 LORA = ("model.lora={rank: 2}", "dynamic_sampling.predict=true")
-EPISODES = (
-    "environment=helpers.environments:Digits",
-    "environment.max_observation_tokens=24",
-    "rollout.max_response_tokens=64",
-    "reward.verifier=auto",
-)
-"""Episodes of up to three turns: the random model ends few turns by itself."""
 
 
 @pytest.fixture(scope="session")
@@ -71,19 +63,11 @@ def lora_run(finished_folder: Path, _worker_forks: WorkerForks) -> Path:
 
 @pytest.fixture(scope="session")
 def episode_run(finished_folder: Path, _worker_forks: WorkerForks) -> Path:
-    """A run of episodes, with SAVES."""
-    return make_finished(finished_folder / "episodes", _worker_forks, *EPISODES, *SAVES)
+    """A run of one step of episodes."""
+    from helpers.view_runs import EPISODES, make_run
 
-
-@pytest.fixture(scope="session")
-def supervised_run(finished_folder: Path, _worker_forks: WorkerForks) -> Path:
-    """A run of SAVES that learns twelve demonstrations."""
-    rows = [{"prompt": f"What is {a} + 2?", "response": str(a + 2)} for a in range(12)]
-    data = finished_folder / "demonstrations.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = (f"data.demonstrations={data}", "train.minibatch_groups=4", "optim.lr=0.01")
-    path = finished_folder / "supervised"
-    return make_finished(path, _worker_forks, "preset=sft", *options, *SAVES)
+    with _worker_forks.stand_in():
+        return make_run(finished_folder / "episodes", *EPISODES)
 
 
 def cut_copy(run: Path, path: Path, *, step: int) -> Path:
