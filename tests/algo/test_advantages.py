@@ -15,7 +15,7 @@ from dapo.algo.advantages import (
 )
 from dapo.algo.estimator_table import ESTIMATORS as ESTIMATOR_TABLE
 from dapo.algo.estimator_table import STD_EPS
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -35,10 +35,10 @@ def test_scale_none_only_subtracts_the_mean():
     assert group_advantages(scores(1, 16), scale="none").tolist() == [1.875] + [-0.125] * 15
 
 
-@loop_over("scale", ["std", "none"])
-@loop_over("count", [2, 3, 7, 16, 1000])
-@loop_over("value", [-1.3, 0.1, 1 / 3, -1.0, 0.0, 1e-30, 12345.678])
-@loop_over("dtype", FLOATS)
+@for_each_row("scale", ["std", "none"])
+@for_each_row("count", [2, 3, 7, 16, 1000])
+@for_each_row("value", [-1.3, 0.1, 1 / 3, -1.0, 0.0, 1e-30, 12345.678])
+@for_each_row("dtype", FLOATS)
 def test_equal_rewards_give_exact_zeros_whatever_their_value_and_count(dtype, value, count, scale):
     advantages = group_advantages(torch.full((count,), value, dtype=dtype), scale=scale)
     assert advantages.tolist() == [0.0] * count
@@ -60,8 +60,8 @@ def test_a_tiny_real_difference_is_still_a_signal_but_a_small_one():
     ).tolist() == pytest.approx([-0.4142136, 0.4142136], abs=1e-6)
 
 
-@loop_over("dtype", FLOATS)
-@loop_over(("correct", "size"), [(1, 16), (3, 7), (5, 11), (8, 16)])
+@for_each_row("dtype", FLOATS)
+@for_each_row(("correct", "size"), [(1, 16), (3, 7), (5, 11), (8, 16)])
 def test_the_float_type_of_the_rewards_is_kept_but_only_the_result_is_rounded_to_it(
     correct, size, dtype
 ):
@@ -236,9 +236,9 @@ def test_each_row_of_the_table_names_a_function_and_gae_a_critic():
             assert row.takes_batch == name.startswith("reinforce_pp")
 
 
-@loop_over("estimate", ESTIMATORS)
-@loop_over("dtype", FLOATS)
-@loop_over("value", [-1.3, 0.1, 1 / 3, 0.0, 12345.678])
+@for_each_row("estimate", ESTIMATORS)
+@for_each_row("dtype", FLOATS)
+@for_each_row("value", [-1.3, 0.1, 1 / 3, 0.0, 12345.678])
 def test_equal_rewards_are_exact_zeros_with_any_estimator(estimate, value, dtype):
     advantages = estimate(torch.full((16,), value, dtype=dtype))
     assert advantages.dtype == dtype

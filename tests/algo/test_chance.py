@@ -19,7 +19,7 @@ from dapo.algo.chance import (
     likely_interval,
     measured_chances,
 )
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 DISTRIBUTIONS = [
     Beta(1.0, 1.0),
@@ -34,8 +34,8 @@ def samples(distribution: Beta, count: int = 200_000) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=5)).beta(*distribution, size=count)
 
 
-@loop_over("group_size", [2, 8, 16])
-@loop_over("distribution", DISTRIBUTIONS)
+@for_each_row("group_size", [2, 8, 16])
+@for_each_row("distribution", DISTRIBUTIONS)
 def test_the_expected_chance_is_the_mean_over_sampled_probabilities(
     distribution: Beta, group_size: int
 ):

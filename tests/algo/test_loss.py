@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance import naive
 from dapo.algo.kl import kl_penalty
 from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, policy_loss
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 AGGREGATES = ["token", "group", "sequence", "constant"]
@@ -417,7 +417,7 @@ def test_nan_in_a_token_that_trains_is_not_hidden():
 # --- trap 5: the table of clips
 
 
-@loop_over(
+@for_each_row(
     ("advantage", "ratio", "objective", "has_gradient", "clipped"),
     [
         (1.0, 0.5, 0.5, True, None),
@@ -484,9 +484,9 @@ def test_on_policy_the_gradient_is_minus_the_advantage_even_if_old_is_the_same_t
 # --- trap 6: extremes
 
 
-@loop_over("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@loop_over("advantage", [1.0, -1.0])
-@loop_over("log_ratio", [100.0, -100.0, math.inf, -math.inf])
+@for_each_row("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@for_each_row("advantage", [1.0, -1.0])
+@for_each_row("log_ratio", [100.0, -100.0, math.inf, -math.inf])
 def test_a_log_ratio_of_a_hundred_or_more_stays_finite(log_ratio, advantage, dtype):
     logprobs = torch.tensor([[log_ratio]], dtype=dtype, requires_grad=True)
     zero = torch.zeros(1, 1, dtype=dtype)

@@ -3,12 +3,12 @@
 import pytest
 
 from dapo.algo.overlong import overlong_penalty, trains
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 PAPER = {"max_length": 20480, "buffer": 4096}
 
 
-@loop_over(
+@for_each_row(
     ("length", "penalty"),
     [
         (0, 0.0),

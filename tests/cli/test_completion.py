@@ -14,8 +14,8 @@ import pytest
 
 from dapo.cli.arguments import complete_option
 from dapo.config.option_fields import options_of, section_in
-from helpers.loops import loop_over
 from helpers.paths import ROOT
+from helpers.tables import for_each_row
 
 
 def completed(
@@ -33,7 +33,7 @@ def completed(
     return capsys.readouterr().out.split()
 
 
-@loop_over(
+@for_each_row(
     ("line", "expected"),
     [
         ("dapo tr", ["train"]),

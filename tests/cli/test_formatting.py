@@ -6,10 +6,10 @@ from dapo.cli.formatting import number, plural, size, weighted
 from dapo.config import LoraConfig
 from dapo.config.option_fields import option_text
 from dapo.core.text import with_interval
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 
-@loop_over(
+@for_each_row(
     ("value", "text"),
     [
         (None, "none"),

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
 from helpers.commands import own_errors, run
-from helpers.loops import loop_over
 from helpers.paths import CONFIGS
+from helpers.tables import for_each_row
 
 TINY = str(CONFIGS / "tiny.yaml")
 QUICK = ["train.num_steps=2", "train.threads=1", "data.eval.builtin.sums.low=1"]
@@ -223,7 +223,7 @@ PAPER_METRICS = [
 ]
 
 
-@loop_over("name", PAPER_METRICS)
+@for_each_row("name", PAPER_METRICS)
 def test_what_the_paper_watches_is_in_the_metrics(finished_run: Path, name: str):
     last = json.loads((finished_run / "metrics.jsonl").read_text().splitlines()[-1])
     assert isinstance(last[name], int | float)

@@ -25,8 +25,8 @@ from dapo.core.errors import ConfigError
 from dapo.start.ignored_options import ignored_options
 from dapo.start.resolve import resolve_auto
 from docs.generated_pages import options_page, with_methods
-from helpers.loops import loop_over
 from helpers.paths import ROOT
+from helpers.tables import for_each_row
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 
@@ -137,7 +137,7 @@ def test_an_unknown_preset_is_refused():
 # --- overrides
 
 
-@loop_over(
+@for_each_row(
     ("override", "section", "option", "value"),
     [
         ("loss.clip_high=0.3", "loss", "clip_high", 0.3),
@@ -697,7 +697,7 @@ def test_the_form_that_the_advice_on_a_reference_names_is_taken_and_replaces_a_s
     )
 
 
-@loop_over("name", REMOVED)
+@for_each_row("name", REMOVED)
 def test_a_removed_option_is_answered_with_what_to_do(name: str):
     assert name not in {known for known, _ in options_of()}
     assert message(f"{name}=0.5").endswith(f"unknown option {name}; {REMOVED[name]}")

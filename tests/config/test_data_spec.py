@@ -15,7 +15,7 @@ from dapo.config.data_spec import (
     paths_in,
 )
 from dapo.core.errors import DataError
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,...,"
@@ -24,7 +24,7 @@ EXPECTED = (
 )
 
 
-@loop_over(
+@for_each_row(
     ("spec", "source"),
     [
         ("data/x.jsonl", FileSource(Path("data/x.jsonl"))),
@@ -84,7 +84,7 @@ def test_every_form_of_the_contract_is_read(spec, source):
     assert parse_spec(spec) == source
 
 
-@loop_over(
+@for_each_row(
     ("spec", "message"),
     [
         ("", f"the data source is empty; {EXPECTED}"),

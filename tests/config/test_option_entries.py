@@ -14,8 +14,8 @@ from dapo.config.option_entries import entries_of, option_differences, option_en
 from dapo.config.schema import config_schema
 from dapo.core.errors import ConfigError
 from helpers.commands import run
-from helpers.loops import loop_over
 from helpers.paths import CONFIGS, ROOT
+from helpers.tables import for_each_row
 
 SCHEMA = config_schema()
 UNITS = {
@@ -57,7 +57,7 @@ def test_every_shipped_configuration_is_valid_by_the_schema_as_written_and_as_ru
     jsonschema.validate(load_config(path).model_dump(mode="json"), SCHEMA)
 
 
-@loop_over(
+@for_each_row(
     ("override", "is_right"),
     [
         ("loss.clip_hihg=0.3", False),

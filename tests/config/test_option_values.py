@@ -14,7 +14,7 @@ from dapo.config.option_entries import flat_options
 from dapo.config.option_fields import options_of
 from dapo.config.option_values import plain_references
 from dapo.core.errors import ConfigError
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 TEXTS = [
     "Give # of apples",
@@ -76,7 +76,7 @@ def test_the_options_of_text_are_found_by_their_type() -> None:
     )
 
 
-@loop_over("name", TEXT_OPTIONS)
+@for_each_row("name", TEXT_OPTIONS)
 def test_an_option_of_text_is_taken_letter_by_letter(name: str) -> None:
     expected = dict(zip(TEXTS, TEXTS, strict=True))
     if dict(options_of())[name].annotation is not str:
@@ -86,7 +86,7 @@ def test_an_option_of_text_is_taken_letter_by_letter(name: str) -> None:
         assert (found if found is None else plain_references(found)) == expected[text], text
 
 
-@loop_over("text", TEXTS)
+@for_each_row("text", TEXTS)
 def test_an_instruction_arrives_as_it_was_typed_also_after_it_was_stored(
     text: str, tmp_path: Path
 ) -> None:
@@ -98,7 +98,7 @@ def test_an_instruction_arrives_as_it_was_typed_also_after_it_was_stored(
     assert built.data.instruction == text
 
 
-@loop_over("name", [*TEXT_OPTIONS, *UNION_OPTIONS, "reward.options.x", "environment.options.x"])
+@for_each_row("name", [*TEXT_OPTIONS, *UNION_OPTIONS, "reward.options.x", "environment.options.x"])
 def test_every_text_can_be_written_on_a_command_line(name: str) -> None:
     for text in TEXTS:
         (value,) = options_from({name: text}).values()

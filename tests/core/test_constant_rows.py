@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from dapo.core.constant_rows import MIN_LENGTH, constant_row
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 
-@loop_over("length", [0, 1, 7, MIN_LENGTH, MIN_LENGTH + 1, 5 * MIN_LENGTH])
-@loop_over("value", [False, True])
+@for_each_row("length", [0, 1, 7, MIN_LENGTH, MIN_LENGTH + 1, 5 * MIN_LENGTH])
+@for_each_row("value", [False, True])
 def test_a_row_equals_an_array_of_so_many_values(value: bool, length: int) -> None:
     row = constant_row(value, length)
     assert row == array("b", [value]) * length

@@ -16,7 +16,7 @@ from dapo.core.http_client import ServerFailed
 from dapo.core.openai_client import TOTAL_S, ChatClient, Completion
 from dapo.core.waiting import Interrupted, SignalFlag, SystemClock
 from dapo.training.checkpoint_writer import ConnectionFailed, StorageError, os_errors_as_dapo_errors
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 NOW = 1_800_000_000.0
 OK = {
@@ -87,8 +87,8 @@ def asked(headers: dict[str, str], clock: HandClock, status: int = 429) -> Compl
         return ChatClient(url, "m", clock=clock).complete([])
 
 
-@loop_over("status", [429, 503])
-@loop_over(
+@for_each_row("status", [429, 503])
+@for_each_row(
     ("headers", "wait_s"),
     [
         ({}, 0.5),
@@ -174,7 +174,7 @@ COUNT = ("usage", "completion_tokens")
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
-@loop_over(
+@for_each_row(
     ("path", "text"),
     [
         *[
@@ -227,7 +227,7 @@ def test_what_servers_may_leave_out_is_read(path, text, expected):
         assert ChatClient(url, "m").complete([]) == expected
 
 
-@loop_over(
+@for_each_row(
     "value", ["7.5", '"-1"', "-1e300", "true", "null", "NaN", "Infinity", "-1e400", "{}", "0.01"]
 )
 def test_what_is_no_log_probability_is_an_error(value):

@@ -22,8 +22,8 @@ from dapo.core.secrets import (
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict
 from dapo.runs.manifest import make_manifest
-from helpers.loops import loop_over
 from helpers.paths import CONFIGS
+from helpers.tables import for_each_row
 
 STARTED = datetime(2025, 3, 9, tzinfo=UTC)
 BASE = {"model": "m", "data": {"train": "builtin:sums"}}
@@ -67,7 +67,7 @@ REFUSED = {
 }
 
 
-@loop_over("name", REFUSED)
+@for_each_row("name", REFUSED)
 def test_an_option_that_is_a_secret_is_refused_and_not_repeated(name: str):
     with pytest.raises(
         ConfigError, match=r"options are written to config\.yaml and to trackers"
@@ -76,7 +76,7 @@ def test_an_option_that_is_a_secret_is_refused_and_not_repeated(name: str):
     assert K not in str(caught.value)
 
 
-@loop_over("name", REFUSED)
+@for_each_row("name", REFUSED)
 def test_what_is_refused_is_masked_on_a_command_line(name: str):
     command = make_manifest(["dapo", "train", "c.yaml", REFUSED[name]], seed=0, started=STARTED)[
         "command"
@@ -103,7 +103,7 @@ def test_secrets_of_several_words_are_masked(words: list[str], masked: list[str]
     assert mask_secrets(words) == masked
 
 
-@loop_over(
+@for_each_row(
     "option",
     [
         "reward.options.stop_token=</s>",

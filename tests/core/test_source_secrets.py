@@ -4,7 +4,7 @@ import pytest
 
 from dapo.core.environment import worker_environment
 from dapo.core.source_secrets import find_in_source
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 SECRET = {
     'API_KEY = "sk-ant-REALSECRET123"': "API_KEY",
@@ -54,12 +54,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORT", "final")
 
 
-@loop_over("source", SECRET)
+@for_each_row("source", SECRET)
 def test_a_secret_is_found_by_its_name_its_form_or_the_environment(source: str):
     assert next(find_in_source(source))[0] == SECRET[source]
 
 
-@loop_over("source", HARMLESS)
+@for_each_row("source", HARMLESS)
 def test_harmless_source_is_let_through(source: str):
     assert list(find_in_source(source)) == []
 

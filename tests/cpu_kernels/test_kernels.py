@@ -47,7 +47,7 @@ from dapo.libs.cpu_kernels import (
     use_sparse_embeddings,
 )
 from dapo.libs.cpu_kernels.build import SOURCE, find_compiler
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -308,9 +308,9 @@ def test_other_types_and_widths_are_not_served_and_have_pytorchs_functions(dtype
 
 
 @pytest.mark.needs_kernels
-@loop_over("dtype", DTYPES)
-@loop_over("vocabulary", [1, 7, 255, 256, 257, 4099])
-@loop_over("temperature", [0.6, 1.0, 2.5])
+@for_each_row("dtype", DTYPES)
+@for_each_row("vocabulary", [1, 7, 255, 256, 257, 4099])
+@for_each_row("temperature", [0.6, 1.0, 2.5])
 def test_a_draw_is_the_inverse_of_the_cumulative_distribution(
     temperature: float, vocabulary: int, dtype: torch.dtype
 ):
@@ -335,9 +335,9 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(
 
 
 @pytest.mark.needs_kernels
-@loop_over("dtype", DTYPES)
-@loop_over("vocabulary", [1, 7, 256, 257, 4099])
-@loop_over("spread", [0.0, 0.5, 2.0, 40.0])
+@for_each_row("dtype", DTYPES)
+@for_each_row("vocabulary", [1, 7, 256, 257, 4099])
+@for_each_row("spread", [0.0, 0.5, 2.0, 40.0])
 def test_a_draw_from_a_nucleus_is_the_inverse_of_its_cumulative_distribution(
     spread: float, vocabulary: int, dtype: torch.dtype
 ):
@@ -530,9 +530,9 @@ def attention_by_hand(
 
 
 @pytest.mark.needs_kernels
-@loop_over("dtype", DTYPES)
-@loop_over(("heads", "width"), [((9, 3), 64), ((4, 4), 32), ((2, 1), 96)])
-@loop_over("lengths", [[1], [50], [33, 1, 7, 100], [64, 31, 32, 33]])
+@for_each_row("dtype", DTYPES)
+@for_each_row(("heads", "width"), [((9, 3), 64), ((4, 4), 32), ((2, 1), 96)])
+@for_each_row("lengths", [[1], [50], [33, 1, 7, 100], [64, 31, 32, 33]])
 def test_the_gradients_of_attention_in_segments_are_autograds(
     lengths: list[int], heads: tuple[int, int], width: int, dtype: torch.dtype
 ):

@@ -14,7 +14,7 @@ from dapo.data.byte_level import TokenBound, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_model
 from dapo.types import Problem
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 TEXTS = st.text(
     st.one_of(st.characters(codec="utf-8"), st.sampled_from("ab 1\n<|>é\u0958\u1fb7\U0001d160"))
@@ -91,8 +91,8 @@ def test_a_tokenizer_that_could_add_to_a_text_has_no_bound(normalizer):
     assert TokenBound.of(unigram, add_special_tokens=False) is None
 
 
-@loop_over("limit", [4, 5, 9, 10, 40])
-@loop_over("name", [*TOKENIZERS, "tiny-random", "no bound"])
+@for_each_row("limit", [4, 5, 9, 10, 40])
+@for_each_row("name", [*TOKENIZERS, "tiny-random", "no bound"])
 def test_the_prompts_that_are_kept_are_those_whose_encoding_is_short_enough(name, limit):
     if name == "tiny-random":
         tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer

@@ -13,7 +13,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.types import Problem
 from helpers.chat_templates import CHATML_HEADER, CHATML_TURN, FAMILIES, each, tokenizer
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 USER = {"role": "user", "content": "2+3?"}
 NEXT = {"role": "user", "content": "times 2?"}
@@ -102,7 +102,9 @@ def raw_text(made, messages):
         return None
 
 
-@loop_over("family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template])
+@for_each_row(
+    "family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template]
+)
 def test_messages_give_the_text_that_the_template_itself_makes_of_them(tmp_path, family):
     made = tokenizer(family)
     compared = 0
@@ -292,7 +294,7 @@ def test_what_a_template_draws_at_random_is_a_function_of_the_messages(drawn):
 RENDERED = [name for name in FAMILIES if raw_text(tokenizer(name), [USER]) not in (None, "")]
 
 
-@loop_over("family", RENDERED)
+@for_each_row("family", RENDERED)
 def test_no_template_is_put_into_a_template(family):
     made = tokenizer(family)
     text = raw_text(made, [USER])
@@ -305,8 +307,8 @@ def test_no_template_is_put_into_a_template(family):
     assert result == text or "data.chat_template=off" in result
 
 
-@loop_over("family", RENDERED)
-@loop_over(
+@for_each_row("family", RENDERED)
+@for_each_row(
     "text",
     [
         "Is 1 < 2 > 0? See [1] and [INSTANCE].",

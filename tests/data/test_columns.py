@@ -30,7 +30,7 @@ from dapo.rewards.verdicts import problem_of_frame, problem_to_frame, problem_to
 from dapo.rewards.verifiers.function import columns_of, function_verifier
 from dapo.runs.manifest import _fingerprint
 from dapo.types import Problem
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 VALUES = [
     5,
@@ -83,8 +83,8 @@ def same(found: object, expected: object) -> bool:
     return repr(found) == repr(expected)  # 1, 1.0 and True are equal
 
 
-@loop_over("name", NAMES)
-@loop_over("source", COLUMN_SETS)
+@for_each_row("name", NAMES)
+@for_each_row("source", COLUMN_SETS)
 def test_a_function_gets_each_value_under_its_columns_own_name(
     source: str, name: str, tmp_path: Path
 ) -> None:

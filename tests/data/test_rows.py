@@ -11,7 +11,7 @@ from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
 from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
 from dapo.rewards.verdicts import problem_to_json
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 USER = {"role": "user", "content": "1+1?"}
 
@@ -175,7 +175,7 @@ def test_prompt_text_collapses_whitespace_and_leaves_the_system_out():
 KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or target"
 
 
-@loop_over(
+@for_each_row(
     ("row", "message"),
     [
         (

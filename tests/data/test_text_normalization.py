@@ -15,7 +15,7 @@ from dapo.data.prepare.normalize import (
     numbers,
     words,
 )
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 BEFORE = "Solve the following problem step by step."
 AFTER = "Write the answer on the last line."
@@ -133,7 +133,7 @@ def test_runs_of_words_and_a_short_text_is_one_run():
     assert ngrams("", 3) == []
 
 
-@loop_over(
+@for_each_row(
     ("answer", "kind"),
     [
         ("12", "integer"),

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from dapo.config import DataConfig
 from dapo.data.prompts import PromptEncoder, find_turn_end
 from dapo.policy.builtin_models import find_packaged_file
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 SPECIAL = (
     "<s>",
@@ -151,8 +151,8 @@ def test_no_template_in_use_has_no_turn_end():
 ENDING = [token for token in SPECIAL if token not in ("<unk>", "[THINK]", "[/THINK]")]
 
 
-@loop_over("mark", ENDING)
-@loop_over("template", [None, CHATML])
+@for_each_row("mark", ENDING)
+@for_each_row("template", [None, CHATML])
 def test_a_text_ends_at_its_first_special_token(mark: str, template: str | None):
     made = encoder(template)
     assert made.decode(ids_of("Answer: 5", mark, "3")) == "Answer: 5"

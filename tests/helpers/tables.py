@@ -15,7 +15,7 @@ def for_each_row(
 
     With a single name a row is its value. A long table of cheap cases is one test. Its fixtures are
     shared by the rows: a test that changes what a fixture gives, such as a folder, has parameters
-    instead.
+    instead. Two decorators make the product of two tables. A row that skips fails the test.
     """
     table = [(row,) for row in rows] if isinstance(names, str) else [tuple(row) for row in rows]
     columns = [names] if isinstance(names, str) else list(names)
@@ -28,9 +28,10 @@ def for_each_row(
             for row in table:
                 try:
                     test(*own, **fixtures, **dict(zip(columns, row, strict=True)))
+                except pytest.skip.Exception as skipped:
+                    failures.append(f"{row!r:.500}\n  skips: {skipped}")
                 except (Exception, pytest.fail.Exception) as error:
-                    label = repr(row)[:500]
-                    failures.append(f"{label}\n  {type(error).__name__}: {error}")
+                    failures.append(f"{row!r:.500}\n  {type(error).__name__}: {error}")
             if failures:
                 count = f"{len(failures)} of {len(table)} rows fail"
                 pytest.fail("\n".join([count, *failures]), pytrace=False)

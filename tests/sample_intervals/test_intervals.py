@@ -17,7 +17,7 @@ from dapo.libs.sample_intervals import (
     student_p_value,
     student_quantile,
 )
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 
 TRIALS = 10_000
 """The standard error of a coverage of 95 % is then 0.22 %."""
@@ -43,7 +43,7 @@ def test_students_quantiles_are_those_of_the_printed_table(freedom: int, quantil
     assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
-@loop_over("freedom", [1.0, 1.05, 1.3, 1.5, 1.99, 2.0, 2.4, 3.7, 17.2, 250.5, 1999.0])
+@for_each_row("freedom", [1.0, 1.05, 1.3, 1.5, 1.99, 2.0, 2.4, 3.7, 17.2, 250.5, 1999.0])
 def test_an_interval_of_any_degrees_of_freedom_leaves_out_5_percent_of_students_density(
     freedom: float,
 ):
@@ -115,8 +115,8 @@ def test_proportions_have_wilsons_interval_with_the_trials_that_explain_their_va
     )
 
 
-@loop_over("problems", [2, 10, 76, 1000])
-@loop_over("nearly", [69 / 70, 0.9, 0.5, 0.0])
+@for_each_row("problems", [2, 10, 76, 1000])
+@for_each_row("nearly", [69 / 70, 0.9, 0.5, 0.0])
 def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(
     problems: int, nearly: float
 ):
@@ -134,8 +134,8 @@ def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(
     assert mirrored[1] >= none_solved[1]
 
 
-@loop_over("value", [0.0, 1 / 3, 0.5, 1.0])
-@loop_over("problems", [1, 2, 30])
+@for_each_row("value", [0.0, 1 / 3, 0.5, 1.0])
+@for_each_row("problems", [1, 2, 30])
 def test_equal_proportions_are_as_uncertain_as_problems_that_are_solved_always_or_never(
     value: float, problems: int
 ):

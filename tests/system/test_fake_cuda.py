@@ -27,7 +27,7 @@ from dapo.policy.policy import Policy
 from dapo.types import Generation, GenerationRequest, Sample
 from helpers.fake_cuda import FakeCuda, Trace, fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, WINDOW, fake_model
-from helpers.loops import loop_over
+from helpers.tables import for_each_row
 from helpers.tiny_policies import groups_of, loaded, policy_config
 
 DECODE_LAYER = {"llama": 13, "mistral": 13, "qwen2": 13, "qwen3": 14, "smollm3": 11.5, "gemma3": 20}
@@ -113,7 +113,7 @@ def test_a_cpu_tensor_among_cuda_tensors_raises(gpu: FakeCuda) -> None:
         torch.nn.functional.linear(on_gpu(3, 4), torch.ones(5, 4))
 
 
-@loop_over(
+@for_each_row(
     "wait",
     [
         lambda x: x.sum().item(),
