@@ -29,29 +29,35 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     The rows are not copied: they must not change.
 
     Prompts, rewards and advantages go with the response ids. A constant mask is sent as its length.
+
+    Args:
+        samples: the samples by number.
+        columns: names in `TYPES`; with `response_ids` a rank can decode whole samples.
     """
     header: dict[str, Any] = {"numbers": list(samples)}
     buffers: list[Any] = []
     if "response_ids" in columns:
+        # members of a group share their prompt, which is sent once
         prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
-        header |= {name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS}
+        for name in SCALARS:
+            header[name] = [getattr(sample, name) for sample in samples.values()]
         header["prompts"] = list(prompts)
         header["sampled"] = [sample.sampled for sample in samples.values()]
         buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
-        constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
-        pairs = zip(samples.values(), constants, strict=True)
-        values = (getattr(sample, name) if constant is None else () for sample, constant in pairs)
-        rows = [
-            row if isinstance(row, array | memoryview) else array(TYPES[name], row)
-            for row in values
-        ]
-        types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
+        constants: list[tuple[bool, int] | None] = []
+        types = ""
+        for sample in samples.values():
+            constant = _constant(sample) if name == "mask" else None
+            constants.append(constant)
+            row = _typed(name, () if constant is not None else getattr(sample, name))
+            types += row.typecode if isinstance(row, array) else row.format
+            buffers.append(row)
         header[name] = {"types": types, "constants": constants}
-        buffers += rows
     text = json.dumps(header)
-    # the rows are aligned
-    return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])
+    # spaces fill the header up to a multiple of 8 bytes, so that the rows behind it are aligned
+    aligned_length = -(-len(text) // 8) * 8
+    return Buffers.of([text.ljust(aligned_length).encode(), *buffers])
 
 
 def decode(buffers: Buffers) -> dict[int, Sample]:
@@ -63,10 +69,13 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
     samples = {}
     for i, number in enumerate(header["numbers"]):
         values: dict[str, Any] = {"engine_logprobs": (), "old_logprobs": None, "mask": ()}
-        values |= {name: header[name][i] for name in SCALARS} | {
-            name: rows[i] for name, rows in columns.items()
-        }
-        sampled = header["sampled"][i] and tuple(map(tuple, header["sampled"][i]))
+        for name in SCALARS:
+            values[name] = header[name][i]
+        for name, rows in columns.items():
+            values[name] = rows[i]
+        sampled = header["sampled"][i]
+        if sampled is not None:
+            sampled = tuple(tuple(span) for span in sampled)
         samples[number] = Sample(prompt_ids=prompts[values["group_id"]], sampled=sampled, **values)
     return samples
 
@@ -89,17 +98,21 @@ def _columns(
     header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]
 ) -> dict[str, list[Sequence[Any]]]:
     """Return the rows of each encoded column, as views of the buffers."""
-    return {
-        name: [
-            _view(code, part) if constant is None else constant_row(*constant)
-            # not strict: parts of later columns follow
-            for code, constant, part in zip(
-                header[name]["types"], header[name]["constants"], parts, strict=False
-            )
-        ]
-        for name in TYPES
-        if name in header
-    }
+    columns: dict[str, list[Sequence[Any]]] = {}
+    for name in TYPES:
+        if name not in header:
+            continue
+        rows: list[Sequence[Any]] = []
+        for code, constant in zip(header[name]["types"], header[name]["constants"], strict=True):
+            part = next(parts)  # empty in the place of a constant row
+            rows.append(_view(code, part) if constant is None else constant_row(*constant))
+        columns[name] = rows
+    return columns
+
+
+def _typed(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
+    """Return a row as it is sent: itself if it is an array, else an array of the column's type."""
+    return row if isinstance(row, array | memoryview) else array(TYPES[name], row)
 
 
 def _constant(sample: Sample) -> tuple[bool, int] | None:
@@ -129,6 +142,7 @@ class RankSamples:
         """Take `exchange`, which all ranks call to send each rank a message and get theirs."""
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
+        """The samples that are on this rank, by their number in the step."""
 
     def store(self, buffers: Buffers, *, first: int | None) -> None:
         """Replace the samples from number `first` on by encoded ones; None: add these."""
