@@ -19,7 +19,7 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in, value_of
+from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
 from dapo.config.other_names import REMOVED
 from dapo.core.errors import ConfigError
 from dapo.start.ignored_options import ignored_options
@@ -728,7 +728,7 @@ def test_every_condition_of_an_option_names_an_option_or_a_property():
         condition = known_about(info).get("only_with", "").partition("=")[0]
         if condition in CONDITIONS or not condition:
             continue
-        assert isinstance(value_of(config(), condition), str | bool | None), name
+        assert isinstance(config().value_of(condition), str | bool | None), name
 
 
 def test_every_option_of_the_other_engine_is_reported():

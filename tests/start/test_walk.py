@@ -104,4 +104,4 @@ def test_each_step_is_called_once_and_loads_each_function_of_the_user_once(
 def test_few_rooms_see_the_whole_configuration_before_the_loop(walk: Walk) -> None:
     rooms = sorted(set(walk.rooms))
     assert {"cli/train.py", "start/check.py", "start/build.py"} <= set(rooms)
-    assert len(rooms) <= 15, rooms
+    assert len(rooms) <= 15, " ".join(rooms)

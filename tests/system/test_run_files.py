@@ -149,6 +149,10 @@ DAMAGE = {
         "a file in the place of a link"
     ),
     "helpers/run_files.py:edit_options": "options that a user edits",
+    "system/test_template_date.py:"
+    "test_a_reward_models_template_has_the_date_of_the_run_too_also_after_a_resume": (
+        "a run that started on another day"
+    ),
     "runs/test_stored_files.py:test_a_folder_with_nul_in_the_manifest_is_no_folder": (
         "a hostile manifest"
     ),

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from functools import reduce
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -92,11 +91,6 @@ def known_about(info: FieldInfo) -> dict[str, Any]:
     if not isinstance(info.json_schema_extra, dict):
         return {}
     return info.json_schema_extra
-
-
-def value_of(config: Config, name: str) -> Any:
-    """Return the value of an option, or of a property of the configuration, by its dotted name."""
-    return reduce(getattr, name.split("."), config)
 
 
 def option_text(value: object) -> str:

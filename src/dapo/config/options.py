@@ -139,6 +139,22 @@ class Config(Section):
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
 
+    def value_of(self, name: str) -> Any:
+        """Return the value of an option or of a property by its dotted name."""
+        value: Any = self
+        for part in name.split("."):
+            value = getattr(value, part)
+        return value
+
+    def sets(self, name: str) -> bool:
+        """Return True if the configuration or its preset sets an option, by its dotted name."""
+        section: Any = self
+        for part in name.split("."):
+            if part not in section.model_fields_set:
+                return False
+            section = getattr(section, part)
+        return True
+
     def at_time(self, time: datetime) -> "Config":
         """Return a copy whose chat templates read this local time as now."""
         return self.model_copy(update={"data": self.data.at_time(time)})

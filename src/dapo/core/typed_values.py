@@ -1,7 +1,7 @@
 """Values of data that JSON lacks, such as dates and decimals: which are kept, how JSON holds them
 without a loss, and as which texts they are shown.
 
-The form in JSON is part of the protocol of worker processes and of rows that dapo writes:
+The form in JSON is part of the protocol of worker processes and of rows in run directories:
 `{"__dapo_type__": "date", "value": "2024-05-06"}`.
 """
 

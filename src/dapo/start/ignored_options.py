@@ -1,7 +1,6 @@
 """The options that are set and have no effect, with the reason."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from dapo.config import Config
 from dapo.config.option_fields import (
@@ -10,7 +9,6 @@ from dapo.config.option_fields import (
     option_text,
     options_of,
     section_in,
-    value_of,
 )
 from dapo.rewards.verifier import is_binary
 
@@ -20,10 +18,10 @@ def ignored_options(config: Config) -> Iterator[str]:
     for name, info in options_of():
         condition = known_about(info).get("only_with")
         # turned off: no contradiction
-        if condition is None or not _is_set(config, name) or not value_of(config, name):
+        if condition is None or not config.sets(name) or not config.value_of(name):
             continue
         required, _, expected = condition.partition("=")
-        value = value_of(config, required)
+        value = config.value_of(required)
         is_met = value == expected if expected else bool(value)
         if not is_met:
             label = f"{name}.*" if section_in(info.annotation) else name
@@ -46,13 +44,3 @@ def ignored_options(config: Config) -> Iterator[str]:
         )
     if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
         yield "reward.threshold: the verifier gives no score, only correct or wrong"
-
-
-def _is_set(config: Config, name: str) -> bool:
-    """Return True if the configuration or its preset sets an option."""
-    section: Any = config
-    for part in name.split("."):
-        if part not in section.model_fields_set:
-            return False
-        section = getattr(section, part)
-    return True

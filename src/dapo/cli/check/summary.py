@@ -10,7 +10,7 @@ from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.option_fields import known_about, option_text, options_of, value_of
+from dapo.config.option_fields import known_about, option_text, options_of
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.start.check import Checked, UserCode
@@ -57,7 +57,7 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
     for name, info in options_of():
         facts = known_about(info)
         if "paper" in facts:
-            value = value_of(config, name)
+            value = config.value_of(name)
             if value != facts["paper"]:
                 yield name, value, facts["paper"]
 
