@@ -2,8 +2,8 @@
 
 `python -m benchmarks.mutants [NAME ...] [--into FILE --minutes 30]`.
 
-Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it,
-and the test files that must notice. Each is made in a copy of the repository, where those test
+Every entry of `mutants.toml` is one mistake: a function of the package, a text in it, what replaces
+it, and the test files that must notice. Each is made in a copy of the repository, where those test
 files run until one fails. A mistake that no test notices survives, and the exit status is 1. Before
 the first mistake of some test files, they run on the unchanged copy: a test that fails there would
 "catch" everything.
@@ -15,6 +15,7 @@ what survives and what has not been run.
 """
 
 import argparse
+import ast
 import json
 import math
 import os
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -64,9 +66,10 @@ class Mutant:
 
     name: str
     file: str  # below src/dapo
-    old: str  # stands in the file exactly once, in any layout
+    old: str  # stands in the function exactly once, in any layout
     new: str
     tests: tuple[str, ...]  # below tests/: files, or single tests of a slow one
+    function: str = ""  # the function or class, such as `Policy.update`; empty: the whole file
 
     def path(self, root: Path) -> Path:
         """The file in the repository or copy at `root`."""
@@ -75,20 +78,46 @@ class Mutant:
     def apply(self, root: Path) -> str:
         """Make the mistake in the copy at `root`; returns the file's text as it was.
 
-        Raises ValueError where `old` does not stand exactly once in the file: the table is out of
-        date.
+        Raises ValueError where `old` does not stand exactly once in the function: the table is out
+        of date.
         """
         path = self.path(root)
         text = path.read_text(encoding="utf-8")
-        places = list(code_pattern(self.old).finditer(text))
-        if len(places) != 1:
+        place = f"{path.relative_to(root)}:{self.function}".removesuffix(":")
+        spans = definitions(text)
+        if self.function not in spans:
             raise ValueError(
-                f"{self.name}: {self.old!r} stands {len(places)} times in {path.relative_to(root)};"
-                " expected once"
+                f"{self.name}: {place} is gone; name the function that has {self.old!r}"
             )
-        start, end = places[0].span()
+        start, end = spans[self.function]
+        matches = list(code_pattern(self.old).finditer(text, start, end))
+        if len(matches) != 1:
+            raise ValueError(
+                f"{self.name}: {self.old!r} stands {len(matches)} times in {place}; expected once"
+            )
+        start, end = matches[0].span()
         path.write_text(text[:start] + self.new + text[end:], encoding="utf-8")
         return text
+
+
+def definitions(source: str) -> dict[str, tuple[int, int]]:
+    """The span in characters of each function and class by its qualified name, and of the file.
+
+    The file has the name "". Of definitions of one name, such as overloads, the last one counts.
+    """
+    line_starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
+    spans = {"": (0, len(source))}
+
+    def add(body: Sequence[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                first_line = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                name = f"{prefix}{node.name}"
+                spans[name] = (line_starts[first_line - 1], line_starts[node.end_lineno or 0])
+                add(node.body, f"{name}.")
+
+    add(ast.parse(source).body, "")
+    return spans
 
 
 def code_pattern(code: str) -> re.Pattern[str]:

@@ -15,6 +15,7 @@ from helpers.paths import ROOT
 def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_path: Path):
     table = mutants.read_mutants()
     assert len({mutant.name for mutant in table}) == len(table) >= 75
+    assert sum(not mutant.function for mutant in table) < len(table) / 8
     for mutant in table:
         copy = mutant.path(tmp_path)
         original = mutant.path(ROOT)
@@ -37,6 +38,19 @@ def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
             ValueError, match=r"swap: 'a = .' stands [02] times in src/dapo/x.py; expected once"
         ):
             mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)
+
+
+def test_a_mistake_is_made_in_its_function_alone(tmp_path: Path):
+    (tmp_path / "src" / "dapo").mkdir(parents=True)
+    path = tmp_path / "src" / "dapo" / "x.py"
+    text = (
+        "def f():\n    return 1\n\n\nclass C:\n    @property\n    def f(self):\n        return 1\n"
+    )
+    path.write_text(text)
+    mutants.Mutant("two", "x.py", "return 1", "return 2", ("t",), "C.f").apply(tmp_path)
+    assert path.read_text() == text[:-2] + "2\n"
+    with pytest.raises(ValueError, match=r"src/dapo/x.py:C.g is gone; name the function"):
+        mutants.Mutant("two", "x.py", "return 1", "return 2", ("t",), "C.g").apply(tmp_path)
 
 
 @pytest.mark.parametrize(
