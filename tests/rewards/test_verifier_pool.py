@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from dapo.core.environment import worker_environment
 from dapo.core.errors import RewardError
+from dapo.core.loading import import_locations
+from dapo.processes.frames import encode
+from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram, readable
 from dapo.rewards import InlineJudge
+from dapo.rewards.combine import RewardSpec
 from dapo.types import Problem, Verdict
 from helpers.paths import TESTS
 from helpers.processes import (
@@ -406,3 +411,17 @@ def test_a_worker_gets_the_variables_that_it_needs_and_those_that_are_named(
     found = set((verdict.error or "").split())
     assert {"HF_HOME", "JUDGE_KEY", "NAMED_KEY"} <= found
     assert not {"ANTHROPIC_API_KEY", "DATABASE_URL", "HF_TOKEN"} & found
+
+
+def test_the_error_of_a_worker_that_has_ended_before_it_is_asked_is_read() -> None:
+    spec = RewardSpec.of("math", options={"tolerance": 1})
+    first_message = encode({"spec": vars(spec), **import_locations()})
+    program = WorkerProgram(
+        "dapo.rewards.worker", first_message, worker_environment(), "verifier", RewardError
+    )
+    worker = WorkerProcess(program, memory_bytes=2**31)
+    worker.begin()
+    assert readable(worker._report.fileno(), 60)  # its supervisor reports the end
+    with pytest.raises(WorkerLost, match="verifier math has no option 'tolerance'"):
+        worker.wait_ready(60)
+    worker.stop()

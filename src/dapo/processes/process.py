@@ -161,7 +161,9 @@ class WorkerProcess:
         reason = None
         try:
             self._connection.settimeout(timeout_s)
-            self._connection.sendall(request)
+            # even an empty write fails where the worker has ended, and its answer would stay unread
+            if request:
+                self._connection.sendall(request)
             if slow_s is not None and not readable(self._connection.fileno(), slow_s):
                 when_slow()
             answer = receive(self._connection, deadline)
