@@ -4,7 +4,7 @@ environment's speed.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -73,6 +73,21 @@ def request(
     return GenerationRequest(label, PROMPT, budget, 1.0, 1.0, seed, (END,), problem=problem)
 
 
+def echo_engine(
+    inner: ScriptedEngine, renderer: TurnRenderer, warn: Callable[[str], None]
+) -> EpisodeEngine:
+    """An engine of episodes with Echo around a scripted one."""
+    pool = LocalPool(Echo)
+    return EpisodeEngine(
+        CheckedEngine(inner, vocabulary=len(TOKENIZER)),
+        pool,  # type: ignore[arg-type]
+        renderer,
+        EnvironmentConfig(name="helpers.environments:Echo"),
+        starts=EpisodeStarts(pool, seed=5),  # type: ignore[arg-type]
+        warn=warn,
+    )
+
+
 def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once():
     moving = tokenizer.__wrapped__("mistral")
     moving.chat_template = SYSTEM_AT_THE_END
@@ -99,15 +114,7 @@ def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once(
         end = known.convert_tokens_to_ids("</s>" if known is moving else "<|im_end|>")
         turn = [LETTERS["abcdefgh".index(letter)], end]
         inner = ScriptedEngine(lambda request, turn=turn: (turn, "stop"))
-        pool = LocalPool(Echo)
-        engine = EpisodeEngine(
-            CheckedEngine(inner, vocabulary=len(TOKENIZER)),
-            pool,  # type: ignore[arg-type]
-            renderer,
-            EnvironmentConfig(name="helpers.environments:Echo"),
-            starts=EpisodeStarts(pool, seed=5),  # type: ignore[arg-type]
-            warn=warnings.append,
-        )
+        engine = echo_engine(inner, renderer, warnings.append)
         prompt = renderer.prompts.encode(problem)
         play(
             engine,
@@ -124,15 +131,7 @@ def test_an_episode_of_equal_text_in_other_tokens_is_named_once():
     for turn, expected in (([merged], 0), (pieces, 1)):
         warnings = list[str]()
         inner = ScriptedEngine(lambda request, turn=turn: ([*turn, END], "stop"))
-        pool = LocalPool(Echo)
-        engine = EpisodeEngine(
-            CheckedEngine(inner, vocabulary=len(TOKENIZER)),
-            pool,  # type: ignore[arg-type]
-            renderer,
-            EnvironmentConfig(name="helpers.environments:Echo"),
-            starts=EpisodeStarts(pool, seed=5),  # type: ignore[arg-type]
-            warn=warnings.append,
-        )
+        engine = echo_engine(inner, renderer, warnings.append)
         play(engine, [request(label) for label in "abc"])
         assert len(warnings) == expected
         if expected:

@@ -97,17 +97,14 @@ def train(*arguments: str) -> None:
     assert stopped.value.code == 0
 
 
+def train_two_steps(run: Path) -> None:
+    small = ("train.num_steps=2", "train.threads=1", "data.eval=null")
+    train("train", TINY, *small, "--run-dir", str(run))
+
+
 def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Path):
     run = tmp_path / "run"
-    train(
-        "train",
-        TINY,
-        "train.num_steps=2",
-        "train.threads=1",
-        "data.eval=null",
-        "--run-dir",
-        str(run),
-    )
+    train_two_steps(run)
     train("resume", str(run), "train.num_steps=4")
     found = read_problem_stats(run / "problems.parquet").by_problem()
     assert (
@@ -132,15 +129,7 @@ def test_data_stats_of_a_run_shows_its_problem_stats(
 ):
     run = tmp_path / "run"
     out = tmp_path / "stats.json"
-    train(
-        "train",
-        TINY,
-        "train.num_steps=2",
-        "train.threads=1",
-        "data.eval=null",
-        "--run-dir",
-        str(run),
-    )
+    train_two_steps(run)
     problem_stats = read_problem_stats(run / "problems.parquet").by_problem()
     capsys.readouterr()
     train("data", "stats", str(run), "--output", str(out))

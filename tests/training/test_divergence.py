@@ -4,7 +4,7 @@ cannot go on stops with a saved state and a sentence.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
 from dapo.engines.checked import CheckedEngine
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import EngineLayer, RolloutEngine
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.sampling.queue import Batch
@@ -28,7 +28,7 @@ from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.stopping import entropy_collapse_steps
 from dapo.training.train import train
-from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
+from dapo.types import Generation, Group, Problem, Sample, Verdict
 from helpers.paths import TINY
 from helpers.tiny_policies import (
     assert_close,
@@ -377,30 +377,15 @@ def test_an_entropy_collapse_ends_the_run_saved_and_says_why(
 # the gap between sampler and trainer
 
 
-class AlteredEngine:
+class AlteredEngine(EngineLayer):
     """A sound engine, but for what `alter` makes of each answer."""
 
     def __init__(self, engine: RolloutEngine, alter: Callable[[Generation], Generation]) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._alter = alter
 
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        self._engine.load_weights(weights, version)
-
-    def drop_weights(self) -> None:
-        self._engine.drop_weights()
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        self._engine.submit(requests)
-
     def poll(self) -> list[Generation]:
-        return [self._alter(generation) for generation in self._engine.poll()]
-
-    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        return self._engine.abort(request_ids)
-
-    def close(self) -> None:
-        self._engine.close()
+        return [self._alter(generation) for generation in super().poll()]
 
 
 ENGINE_IS_OLD = [

@@ -103,6 +103,23 @@ _ROW_METHODS = ("shuffle", "with_format", "cast", "flatten_indices")
 """Methods of data sets that leave the rows what they are."""
 
 
+@dataclass(frozen=True)
+class _Call:
+    """The call of a function in a script, with the values of its arguments."""
+
+    name: str  # the last part of the function's name
+    arguments: list[Any]
+    keywords: dict[str, Any]  # a name that is not known begins with `*`
+    node: ast.Call
+
+    @property
+    def first(self) -> Any:
+        """The first argument, whether it has a name or not; None without any."""
+        if self.arguments:
+            return self.arguments[0]
+        return next(iter(self.keywords.values()), None)
+
+
 @dataclass(eq=False)
 class _Reference:
     """A name of another module, or a function of the script: `module:name`."""
@@ -923,7 +940,7 @@ class _Reader:
             if result is not _NOT_FOUND:
                 return result
         name = self._called_name(function, node)
-        result = self._known_call(name, arguments, keywords, node)
+        result = self._known_call(_Call(name, arguments, keywords, node))
         if result is not _NOT_FOUND:
             return result
         if isinstance(function, _Class):
@@ -1280,57 +1297,43 @@ class _Reader:
             owner.append(Unknown(self._line(node)))
         return None
 
-    def _known_call(
-        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
-    ) -> Any:
-        """The value of a function whose meaning is known here; `_NOT_FOUND` for any other.
-
-        Args:
-            name: the last part of the function's name.
-            arguments: its positional arguments.
-            keywords: its named arguments; one whose name is not known begins with `*`.
-            node: the call.
-        """
+    def _known_call(self, call: _Call) -> Any:
+        """The value of a function whose meaning is known here; `_NOT_FOUND` for any other."""
         for calls in (self._call_of_language, self._call_of_library, self._call_of_pure_function):
-            value = calls(name, arguments, keywords, node)
+            value = calls(call)
             if value is not _NOT_FOUND:
                 return value
         return _NOT_FOUND
 
-    def _call_of_language(
-        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
-    ) -> Any:
-        """The value of a function that makes, reads or changes objects.
-
-        Args:
-            name: the last part of the function's name.
-            arguments: its positional arguments.
-            keywords: its named arguments; one whose name is not known begins with `*`.
-            node: the call.
-        """
-        first = arguments[0] if arguments else next(iter(keywords.values()), None)
-        if name == "dict":
+    def _call_of_language(self, call: _Call) -> Any:
+        """The value of a function that makes, reads or changes objects."""
+        first = call.first
+        if call.name == "dict":
             mapping: dict[Any, Any] = {}
-            for argument in arguments:
-                self._merge(mapping, _mapping_of_pairs(argument), node)
-            return mapping | keywords
-        if name == "setattr" and len(arguments) == 3:
-            self._set_attribute(arguments[0], arguments[1], arguments[2], node)
+            for argument in call.arguments:
+                self._merge(mapping, _mapping_of_pairs(argument), call.node)
+            return mapping | call.keywords
+        if call.name == "setattr" and len(call.arguments) == 3:
+            self._set_attribute(call.arguments[0], call.arguments[1], call.arguments[2], call.node)
             return None
-        if name == "getattr" and len(arguments) in (2, 3) and isinstance(arguments[1], str):
-            return self._getattr(arguments, node)
-        if name in ("vars", "asdict", "to_dict") and isinstance(first, _Object):
-            return first.values if name == "vars" else dict(first.values)
-        if name in ("replace", "copy", "deepcopy") and isinstance(first, _Object):
-            return self._copy_of(first, keywords, node)
-        if name in ("copy", "deepcopy") and isinstance(first, dict | list):
+        if (
+            call.name == "getattr"
+            and len(call.arguments) in (2, 3)
+            and isinstance(call.arguments[1], str)
+        ):
+            return self._getattr(call.arguments, call.node)
+        if call.name in ("vars", "asdict", "to_dict") and isinstance(first, _Object):
+            return first.values if call.name == "vars" else dict(first.values)
+        if call.name in ("replace", "copy", "deepcopy") and isinstance(first, _Object):
+            return self._copy_of(first, call.keywords, call.node)
+        if call.name in ("copy", "deepcopy") and isinstance(first, dict | list):
             return first.copy()
         is_callable = isinstance(first, _Reference | _Class | Unknown)
-        if name == "partial" and is_callable and self._kind(first):
-            return _Class("partial", [first], self._class_values(first) | keywords, {})
-        if name in ("SimpleNamespace", "Namespace", "EasyDict", "DictConfig"):
-            values = first if isinstance(first, dict) and arguments else {}
-            return _Object(name, {**values, **keywords})
+        if call.name == "partial" and is_callable and self._kind(first):
+            return _Class("partial", [first], self._class_values(first) | call.keywords, {})
+        if call.name in ("SimpleNamespace", "Namespace", "EasyDict", "DictConfig"):
+            values = first if isinstance(first, dict) and call.arguments else {}
+            return _Object(call.name, {**values, **call.keywords})
         return _NOT_FOUND
 
     def _getattr(self, arguments: list[Any], node: ast.Call) -> Any:
@@ -1342,66 +1345,50 @@ class _Reader:
         is_absent = isinstance(value, Unknown) and isinstance(owner, _Object)
         return arguments[2] if has_default and is_absent else value
 
-    def _call_of_library(
-        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
-    ) -> Any:
-        """The value of a function of the libraries that recipes use.
-
-        Args:
-            name: the last part of the function's name.
-            arguments: its positional arguments.
-            keywords: its named arguments; one whose name is not known begins with `*`.
-            node: the call.
-        """
-        first = arguments[0] if arguments else next(iter(keywords.values()), None)
-        if name == "ArgumentParser":
+    def _call_of_library(self, call: _Call) -> Any:
+        """The value of a function of the libraries that recipes use."""
+        first = call.first
+        if call.name == "ArgumentParser":
             return _Object("parser", {})
-        if name in _PARSERS:
+        if call.name in _PARSERS:
             classes = first if isinstance(first, list) else [first]
             return _Object("parser", {"classes": classes})
-        if name == "field":
-            return self._default_of_field(keywords, node)
-        if name == "load_dataset":
-            return self._dataset(arguments, keywords, node)
-        if name in ("from_json", "from_csv", "from_parquet") and isinstance(first, str):
+        if call.name == "field":
+            return self._default_of_field(call.keywords, call.node)
+        if call.name == "load_dataset":
+            return self._dataset(call.arguments, call.keywords, call.node)
+        if call.name in ("from_json", "from_csv", "from_parquet") and isinstance(first, str):
             return _Data(first)
-        if name == "from_pretrained":
-            return self._model(arguments, keywords, node)
-        if name == "get_peft_model":
-            return self._with_adapters(arguments, keywords)
+        if call.name == "from_pretrained":
+            return self._model(call.arguments, call.keywords, call.node)
+        if call.name == "get_peft_model":
+            return self._with_adapters(call.arguments, call.keywords)
         return _NOT_FOUND
 
-    def _call_of_pure_function(
-        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
-    ) -> Any:
-        """The value of a function of plain values, or of the environment.
-
-        Args:
-            name: the last part of the function's name.
-            arguments: its positional arguments.
-            keywords: its named arguments; one whose name is not known begins with `*`.
-            node: the call.
-        """
-        if name == "getenv" or (name == "get" and "environ" in ast.unparse(node.func)):
+    def _call_of_pure_function(self, call: _Call) -> Any:
+        """The value of a function of plain values, or of the environment."""
+        if call.name == "getenv" or (
+            call.name == "get" and "environ" in ast.unparse(call.node.func)
+        ):
             # the environment of the script's own run is not that of this process
-            if len(arguments) > 1:
-                return arguments[1]
-            return keywords.get("default", _unknown(node))
-        first = arguments[0] if arguments else next(iter(keywords.values()), None)
-        are_texts = all(isinstance(argument, str) for argument in arguments)
-        if name == "join" and are_texts and "path" in ast.unparse(node.func):
-            return "/".join(arguments)
-        if name == "Path" and isinstance(first, str):
+            if len(call.arguments) > 1:
+                return call.arguments[1]
+            return call.keywords.get("default", _unknown(call.node))
+        first = call.first
+        are_texts = all(isinstance(argument, str) for argument in call.arguments)
+        if call.name == "join" and are_texts and "path" in ast.unparse(call.node.func):
+            return "/".join(call.arguments)
+        if call.name == "Path" and isinstance(first, str):
             return first
-        are_integers = all(isinstance(argument, int) for argument in arguments)
-        if name == "range" and arguments and are_integers:
-            return range(*arguments) if len(arguments) < 4 else _unknown(node)
-        if name not in _PURE or keywords or any(map(self._is_open, arguments)):
+        are_integers = all(isinstance(argument, int) for argument in call.arguments)
+        if call.name == "range" and call.arguments and are_integers:
+            return range(*call.arguments) if len(call.arguments) < 4 else _unknown(call.node)
+        if call.name not in _PURE or call.keywords or any(map(self._is_open, call.arguments)):
             return _NOT_FOUND
         try:
-            return _PURE[name](*arguments)
+            return _PURE[call.name](*call.arguments)
         except (TypeError, ValueError, OverflowError):
-            return _unknown(node)
+            return _unknown(call.node)
 
     def _is_open(self, value: Any) -> bool:
         """Whether a value is not known, or too large to compute with."""
@@ -1451,7 +1438,7 @@ class _Reader:
         type_name = convert.text if isinstance(convert, Unknown) else ""
         if isinstance(value, str) and type_name in ("int", "float"):
             call = ast.Call(ast.Name(type_name), [], [])
-            value = self._known_call(type_name, [value], {}, call)
+            value = self._known_call(_Call(type_name, [value], {}, call))
         parser.values[name] = value
 
     def _parser_result(self, parser: _Object, name: str, node: ast.Call) -> Any:
