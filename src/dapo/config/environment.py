@@ -9,7 +9,8 @@ class EnvironmentConfig(Section):
     name: str | None = option(
         None,
         "The environment that answers the policy's turns: calculator, module:Class, textarena:ID or"
-        " skyrl:ID. none: each response is one turn.",
+        " skyrl:ID; or agent:module:function, an agent that asks the policy over an OpenAI endpoint."
+        " none: each response is one turn.",
         paper=None,
     )
     options: dict[str, Any] = option(
@@ -19,6 +20,23 @@ class EnvironmentConfig(Section):
         (),
         "Functions, as module:function, that the policy may call in every turn, with or without an"
         " environment.",
+    )
+    command: tuple[str, ...] = option(
+        (),
+        "The command of an agent in any language: it gets the problem as JSON on its standard input,"
+        " the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, and writes the reward as its last line.",
+    )
+    foreign_sampling: Literal["refuse", "override"] = option(
+        "refuse",
+        "Treatment of an agent's request with another temperature or another distribution than the"
+        " run's. refuse: status 400; override: sample as the run does, and count it.",
+        only_with="runs_agent",
+    )
+    listen: str | None = option(
+        None,
+        "Address of the interface on which agents elsewhere reach the endpoint; none: this machine"
+        " alone.",
+        only_with="runs_agent",
     )
     max_turns: Positive = option(
         8,

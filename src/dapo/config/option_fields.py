@@ -29,6 +29,7 @@ CONDITIONS = {
     ),
     "has_kl": "loss.kl_coef above 0",
     "plays_episodes": "environment.name or environment.tools",
+    "runs_agent": "environment.name=agent:module:function or environment.command",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_plugin_engine": "an engine of another package",

@@ -5,7 +5,9 @@ pyarrow.
 """
 
 import json
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from math import inf, isfinite
 from pathlib import Path
@@ -88,7 +90,12 @@ VERSIONS = pa.field("versions", pa.list_(pa.int32()))
 """Starts and versions of the parts of a response that several policies sampled; null: `version`
 sampled all.
 """
-_EPISODE_FIELDS = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
+BRANCHES = pa.field("branches", pa.string())
+"""The prompt and the branches of an agent's episode as JSON; null: the group's prompt, no branch.
+
+Only tables with such episodes have it.
+"""
+_EPISODE_FIELDS = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS, BRANCHES)}
 _WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_EPISODE_FIELDS.values()])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
@@ -163,11 +170,20 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+_AGENT_FIELDS = ("components", "calls", "counts")
+"""Fields of an Episode that only agents fill."""
+
+
 def episode_json(generation: Generation) -> str | None:
     """Return the value of the column `episode` for a response."""
     if generation.episode is None:
         return None
-    return storable(json.dumps(vars(generation.episode), ensure_ascii=False))
+    values = {
+        name: value
+        for name, value in vars(generation.episode).items()
+        if value or name not in _AGENT_FIELDS  # an environment has none of them
+    }
+    return storable(json.dumps(values, ensure_ascii=False))
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode | None:
@@ -232,6 +248,65 @@ def flat_versions(generation: Generation) -> list[int] | None:
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
     """Return the versions of the response in a row. Raises ValueError if a part has none."""
     return _pairs(row.get("versions"))
+
+
+def branches_json(generation: Generation) -> str | None:
+    """Return the value of the column `branches` for a response."""
+    if generation.prompt_ids is None and not generation.branches and not generation.is_masked:
+        return None
+    branches = [
+        {
+            "prompt_ids": list(branch.prompt_ids or ()),
+            "token_ids": list(branch.token_ids),
+            "logprobs": list(branch.logprobs),
+            "logprob_type": branch.logprobs.typecode if isinstance(branch.logprobs, array) else "d",
+            "finish": branch.finish,
+            "version": branch.version,
+            "sampled": flat_ranges(branch),
+            "versions": flat_versions(branch),
+            "is_masked": branch.is_masked,
+        }
+        for branch in generation.branches
+    ]
+    prompt_ids = None if generation.prompt_ids is None else list(generation.prompt_ids)
+    return json.dumps(
+        {"prompt_ids": prompt_ids, "is_masked": generation.is_masked, "branches": branches}
+    )
+
+
+def with_branches(generation: Generation, row: Mapping[str, Any]) -> Generation:
+    """Return a response with the prompt and the branches in its row, if there are any.
+
+    Raises ValueError if no run writes them.
+    """
+    text = row.get("branches")
+    if text is None:
+        return generation
+    try:
+        stored = json.loads(text)
+        branches = tuple(
+            Generation(
+                generation.request_id,
+                array("i", branch["token_ids"]),
+                array(branch["logprob_type"], branch["logprobs"]),
+                branch["finish"],
+                branch["version"],
+                sampled=_pairs(branch["sampled"]),
+                versions=_pairs(branch["versions"]),
+                prompt_ids=tuple(branch["prompt_ids"]),
+                is_masked=branch["is_masked"],
+            )
+            for branch in stored["branches"]
+        )
+        prompt_ids = stored["prompt_ids"]
+        return replace(
+            generation,
+            prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+            branches=branches,
+            is_masked=stored["is_masked"],
+        )
+    except (TypeError, LookupError, ValueError, RecursionError) as error:
+        raise ValueError(f"a row has no valid branches: {error}") from None
 
 
 def _pairs(numbers: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:

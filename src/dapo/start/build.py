@@ -46,7 +46,7 @@ from dapo.sampling.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.sampling.samples import shaped_reward
 from dapo.sampling.second_verifier import Audit
 from dapo.start.check import UserCode
-from dapo.start.episodes import Episodes
+from dapo.start.episodes import AgentEpisodes, Episodes
 from dapo.start.read import Inputs
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
@@ -196,7 +196,7 @@ def build_engine(
     loaded: LoadedModel,
     launcher: Launcher | None = None,
     *,
-    episodes: Episodes | None = None,
+    episodes: Episodes | AgentEpisodes | None = None,
     log: Callable[[str], None] = print,
 ) -> SuspendableEngine:
     """Build the checked rollout engine, in this process or in processes of `launcher`.
@@ -230,7 +230,10 @@ def build_engine(
 
 
 def stack_engine(
-    engine: RolloutEngine, vocabulary: int, episodes: Episodes | None, log: Callable[[str], None]
+    engine: RolloutEngine,
+    vocabulary: int,
+    episodes: Episodes | AgentEpisodes | None,
+    log: Callable[[str], None],
 ) -> SuspendableEngine:
     """Put every layer around an engine: the checks first, and any episodes on top."""
     stack = ContinuingEngine(CheckedEngine(engine, vocabulary=vocabulary))

@@ -16,6 +16,7 @@ from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
 from dapo.core.text import did_you_mean
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
@@ -34,7 +35,7 @@ class UserCode:
     audit: VerifierPool | None = None
     keep_group: Callable[[Group], bool] | None = None  # dynamic_sampling.filter
     loss: "CustomLoss | None" = None  # loss.function
-    environment: EnvironmentPool | None = None
+    environment: EnvironmentPool | AgentPool | None = None
 
     @property
     def needed_columns(self) -> Mapping[str, Collection[str]]:
@@ -106,12 +107,20 @@ def open_audit(config: Config) -> Iterator[VerifierPool | None]:
 
 
 @contextmanager
-def open_environment(config: Config) -> Iterator[EnvironmentPool | None]:
+def open_environment(config: Config) -> Iterator[EnvironmentPool | AgentPool | None]:
     """Start the processes of the environment, if there is one. Raises ConfigError."""
     if not config.plays_episodes:
         yield None
         return
     memory_gib = config.reward.memory_gib
+    if config.runs_agent:
+        with AgentPool(
+            config.environment,
+            memory_gib=memory_gib,
+            output=WorkerOutput(),
+        ) as agents:
+            yield agents
+        return
     with EnvironmentPool(
         config.environment, memory_gib=memory_gib, output=WorkerOutput()
     ) as environment:

@@ -7,12 +7,16 @@ from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
 from dapo.core.errors import DataError
+from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
+from dapo.environments.agents.engine import AgentEngine
+from dapo.environments.agents.pool import AgentPool
+from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
-from dapo.environments.starts import EpisodeStarts
-from dapo.types import Problem
+from dapo.environments.starts import EpisodeStarts, environment_seed
+from dapo.types import GenerationRequest, Problem
 
 _PROVEN = 4
 """The number of first problems behind which the chat template's treatment of earlier turns is
@@ -28,6 +32,11 @@ class Episodes:
     renderer: TurnRenderer
     starts: EpisodeStarts
     config: Config
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """The encoder of the prompts with which episodes begin."""
+        return self.renderer.prompts
 
     def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> EpisodeEngine:
         """Return an engine that plays episodes with turns from `engine`, and closes it."""
@@ -53,6 +62,55 @@ class Episodes:
             raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
         self.renderer.require_exact(begun[:_PROVEN])
         return begun
+
+
+@dataclass(frozen=True)
+class AgentEpisodes:
+    """The processes of an agent, and the renderer of its chats."""
+
+    pool: AgentPool
+    renderer: AgentRenderer
+    config: Config
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """The encoder of the problems' own prompts, which an agent may show or not."""
+        return self.renderer.plain.prompts
+
+    def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> AgentEngine:
+        """Return an engine that answers agents by `engine`, and closes it."""
+        self.pool.log_to(log)
+        seed = self.config.train.seed
+
+        def seed_of(request: GenerationRequest) -> int:
+            assert request.problem is not None
+            return environment_seed(seed, request.problem)
+
+        return AgentEngine(
+            engine,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            seed_of=seed_of,
+            max_context=(
+                self.config.data.max_prompt_tokens
+                + self.config.rollout.max_response_tokens
+                + self.config.max_observed_tokens
+            ),
+            by_load=not self.config.rollout.is_reproducible,
+        )
+
+    def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the problems as they are: the agent writes its own prompts."""
+        return list(problems)
+
+
+def agents_of(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: AgentPool
+) -> AgentEpisodes:
+    """Return the episodes of an agent. Raises DataError for the chat template."""
+    renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
+    return AgentEpisodes(pool, renderer, config)
 
 
 def episodes_of(

@@ -33,7 +33,7 @@ from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.build import build_engine, evaluation_plan, open_launcher
 from dapo.start.check import Checked, check
-from dapo.start.episodes import Episodes
+from dapo.start.episodes import AgentEpisodes, Episodes
 from dapo.start.read import Inputs, distinct, read
 from dapo.start.resolve import resolve
 from dapo.start.rows import load_rows
@@ -313,7 +313,7 @@ def open_engine_sampler(
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
-    episodes: Episodes | None = None,
+    episodes: Episodes | AgentEpisodes | None = None,
 ) -> EngineSampler:
     """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
 

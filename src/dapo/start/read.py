@@ -16,6 +16,7 @@ from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.policy.model import (
     LoadedModel,
@@ -26,7 +27,7 @@ from dapo.policy.model import (
 )
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
-from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.episodes import AgentEpisodes, Episodes, agents_of, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
 from dapo.start.rows import load_rows
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
@@ -45,7 +46,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    episodes: Episodes | None = None
+    episodes: Episodes | AgentEpisodes | None = None
     # copies of each held-out problem in the file, if all problems have equally many; else 1
     copies: int = 1
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
@@ -172,20 +173,23 @@ def require_fit(
 
 
 def read_model_and_encoder(
-    config: Config, environment: EnvironmentPool | None, *, training: bool
-) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
+    config: Config, environment: EnvironmentPool | AgentPool | None, *, training: bool
+) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | AgentEpisodes | None]:
     """Load the model, its stop ids, prompt encoder and notes, and render the environment.
 
     The last is None without `environment`. Raises ConfigError or DataError.
     """
     assert (environment is None) != config.plays_episodes, "the environment is started"
     loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
-    episodes = None
+    episodes: Episodes | AgentEpisodes | None = None
     if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
+    elif isinstance(environment, AgentPool):
+        episodes = agents_of(config, loaded.tokenizer, environment)
+        encoder = episodes.encoder
     else:
         episodes = episodes_of(config, loaded.tokenizer, environment)
-        encoder = episodes.renderer.prompts
+        encoder = episodes.encoder
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:
         notes += teacher_notes(config, loaded)

@@ -17,6 +17,7 @@ from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import Outcome, verdict_word
 from dapo.runs.rollout_table import (
+    branches_json,
     episode_json,
     flat_ranges,
     flat_versions,
@@ -314,7 +315,8 @@ def rollout_rows(
     """Yield a row of rollouts/*.parquet for each judged response of a batch.
 
     The column `sampled` exists only if a response has tokens that were not sampled, `episode` only
-    with episodes, and `versions` only if several policies sampled a response.
+    with episodes, `versions` only if several policies sampled a response, and `branches` only if an
+    agent wrote its own prompts.
 
     Args:
         batch: The judged groups of a step.
@@ -332,6 +334,8 @@ def rollout_rows(
         optional_columns["episode"] = episode_json
     if any(generation.versions for generation in generations):
         optional_columns["versions"] = flat_versions
+    if any(branches_json(generation) for generation in generations):
+        optional_columns["branches"] = branches_json
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:

@@ -1,0 +1,697 @@
+"""The dialects of the endpoint: OpenAI's chat, completions and responses, and Anthropic's messages.
+
+Each reads a client's JSON into an `AgentRequest`, and writes answers in the form that its SDK reads,
+whole or as the events of a stream. Sources: the API references of OpenAI and Anthropic, and vLLM's
+names for token ids (`prompt_token_ids`, `token_ids`).
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dapo.environments.agents.messages import AgentRequest, comparable, text_of
+from dapo.environments.agents.session import AgentAnswer, AgentError
+
+MAX_SAMPLES = 64
+"""The most answers of one request."""
+_MAX_STOPS = 16
+
+
+class Dialect(Protocol):
+    """Reads requests and writes answers of one API."""
+
+    path: str
+    """The path behind `/v1/`."""
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        """Return the request. Raises AgentError or ValueError."""
+
+    def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        """Return the whole answer as JSON values."""
+
+    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
+        """Yield the answer as server-sent events."""
+
+    def error(self, error: AgentError) -> dict[str, Any]:
+        """Return an error as JSON values."""
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """A client's JSON object, whose fields are read with their type."""
+
+    body: Mapping[str, Any]
+
+    def optional(self, name: str, *types: type) -> Any:
+        """Return a field, or None. Raises ValueError if it has another type."""
+        value = self.body.get(name)
+        if value is None:
+            return None
+        # True is an int
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            expected = " or ".join(kind.__name__ for kind in types)
+            raise ValueError(f"{name} is {type(value).__name__}, expected {expected}")
+        return value
+
+    def required(self, name: str, *types: type) -> Any:
+        value = self.optional(name, *types)
+        if value is None:
+            raise ValueError(f"{name} is missing")
+        return value
+
+    def count(self, *names: str, at_least: int = 1, at_most: int = 2**31) -> int | None:
+        """Return the first of the fields that is set."""
+        for name in names:
+            value = self.optional(name, int)
+            if value is not None:
+                if not at_least <= value <= at_most:
+                    raise ValueError(f"{name} is {value}, expected {at_least} to {at_most}")
+                return int(value)
+        return None
+
+    def number(self, name: str) -> float | None:
+        value = self.optional(name, int, float)
+        return None if value is None else float(value)
+
+    def stops(self, name: str) -> tuple[str, ...]:
+        value = self.optional(name, str, list)
+        stops = [value] if isinstance(value, str) else list(value or ())
+        if len(stops) > _MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
+            raise ValueError(f"{name} is to be a text or at most {_MAX_STOPS} texts")
+        return tuple(stop for stop in stops if stop)
+
+    def foreign(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the fields that are set to something other than nothing."""
+        return tuple(name for name in names if self.body.get(name) not in (None, 0, 0.0, {}, []))
+
+
+_FOREIGN = (
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+)
+
+
+class Chat:
+    """`POST /v1/chat/completions`."""
+
+    path = "chat/completions"
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        fields = _Fields(body)
+        messages = fields.required("messages", list)
+        foreign = list(fields.foreign(_FOREIGN))
+        response_format = fields.optional("response_format", dict)
+        if response_format is not None and response_format.get("type", "text") != "text":
+            foreign.append("response_format")
+        choice = _tool_choice(body.get("tool_choice"))
+        if choice not in ("auto", "none"):
+            foreign.append("tool_choice")
+        return AgentRequest(
+            messages=_messages(messages),
+            tools=_tools(fields.optional("tools", list) or []),
+            tool_choice=choice,
+            max_tokens=fields.count("max_completion_tokens", "max_tokens"),
+            samples=fields.count("n", at_most=MAX_SAMPLES) or 1,
+            stop=fields.stops("stop"),
+            seed=fields.optional("seed", int),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            foreign=tuple(foreign),
+        )
+
+    def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        choices = []
+        for index, answer in enumerate(answers):
+            message = _chat_message(answer)
+            choice = {
+                "index": index,
+                "message": message,
+                "finish_reason": answer.finish_reason,
+                "logprobs": _chat_logprobs(answer) if body.get("logprobs") else None,
+                "token_ids": list(answer.token_ids),
+            }
+            choices.append(choice)
+        return {
+            **_head(body, answers, "chat.completion"),
+            "choices": choices,
+            "usage": _usage(answers),
+            "prompt_token_ids": list(answers[0].prompt_ids),
+        }
+
+    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
+        head = _head(body, answers, "chat.completion.chunk")
+        prompt_ids = list(answers[0].prompt_ids)
+        for index, answer in enumerate(answers):
+            message = _chat_message(answer)
+            calls = [
+                {**call, "index": number}
+                for number, call in enumerate(message.get("tool_calls") or ())
+            ]
+            deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+            if message["content"]:
+                deltas.append({"content": message["content"]})
+            if calls:
+                deltas.append({"tool_calls": calls})
+            for delta in deltas:
+                choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
+                yield _event({**head, "choices": [choice]})
+            last = {
+                "index": index,
+                "delta": {},
+                "finish_reason": answer.finish_reason,
+                "logprobs": _chat_logprobs(answer) if body.get("logprobs") else None,
+                "token_ids": list(answer.token_ids),
+            }
+            yield _event({**head, "choices": [last], "prompt_token_ids": prompt_ids})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event({**head, "choices": [], "usage": _usage(answers)})
+        yield "data: [DONE]\n\n"
+
+    def error(self, error: AgentError) -> dict[str, Any]:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        return {
+            "error": {"message": str(error), "type": kind, "param": None, "code": error.code}
+        }
+
+
+class Completions(Chat):
+    """`POST /v1/completions`: the continuation of a text, without a chat template."""
+
+    path = "completions"
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        fields = _Fields(body)
+        prompt = fields.required("prompt", str, list)
+        if isinstance(prompt, list):
+            if len(prompt) != 1 or not isinstance(prompt[0], str):
+                raise ValueError("prompt is a list, expected one text; send a request for each")
+            prompt = prompt[0]
+        return AgentRequest(
+            prompt=prompt,
+            max_tokens=fields.count("max_tokens"),
+            samples=fields.count("n", at_most=MAX_SAMPLES) or 1,
+            stop=fields.stops("stop"),
+            seed=fields.optional("seed", int),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            foreign=fields.foreign((*_FOREIGN, "best_of", "suffix")),
+        )
+
+    def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        choices = []
+        for index, answer in enumerate(answers):
+            echo = text_of(body.get("prompt")) if body.get("echo") else ""
+            logprobs = _text_logprobs(answer) if body.get("logprobs") is not None else None
+            choice = {
+                "index": index,
+                "text": echo + answer.text,
+                "finish_reason": answer.finish_reason,
+                "logprobs": logprobs,
+                "token_ids": list(answer.token_ids),
+                "prompt_token_ids": list(answer.prompt_ids),
+            }
+            choices.append(choice)
+        return {
+            **_head(body, answers, "text_completion"),
+            "choices": choices,
+            "usage": _usage(answers),
+        }
+
+    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
+        whole = self.write(body, answers)
+        usage = whole.pop("usage")
+        for choice in whole["choices"]:
+            yield _event({**whole, "choices": [choice]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield _event({**whole, "choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+
+class Responses(Chat):
+    """`POST /v1/responses`: the input is a text or a list of items; nothing is stored here."""
+
+    path = "responses"
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        fields = _Fields(body)
+        if body.get("previous_response_id"):
+            raise ValueError(
+                "previous_response_id is set, and no response is stored here; send the whole input"
+            )
+        messages = []
+        instructions = fields.optional("instructions", str)
+        if instructions:
+            messages.append({"role": "system", "content": instructions})
+        messages += _items(fields.required("input", str, list))
+        text_format = ((fields.optional("text", dict) or {}).get("format") or {}).get("type", "text")
+        choice = _tool_choice(body.get("tool_choice"))
+        foreign = [] if text_format == "text" else ["text.format"]
+        if choice not in ("auto", "none"):
+            foreign.append("tool_choice")
+        tools = [
+            {"type": "function", "function": tool} if "function" not in tool else tool
+            for tool in fields.optional("tools", list) or []
+            if isinstance(tool, Mapping)
+        ]
+        return AgentRequest(
+            messages=_messages(messages),
+            tools=_tools(tools),
+            tool_choice=choice,
+            max_tokens=fields.count("max_output_tokens"),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            foreign=tuple(foreign),
+        )
+
+    def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        answer = answers[0]
+        usage = _usage(answers)
+        status = "incomplete" if answer.finish_reason == "length" else "completed"
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": f"resp_{answer.id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": str(body.get("model") or ""),
+            "status": status,
+            "error": None,
+            "incomplete_details": details,
+            "instructions": body.get("instructions"),
+            "metadata": body.get("metadata") or {},
+            "output": _output(answer),
+            "parallel_tool_calls": True,
+            "temperature": body.get("temperature"),
+            "top_p": body.get("top_p"),
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": body.get("tools") or [],
+            "prompt_token_ids": list(answer.prompt_ids),
+            "token_ids": list(answer.token_ids),
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
+        whole = self.write(body, answers)
+        number = 0
+
+        def event(kind: str, **values: Any) -> str:
+            nonlocal number
+            number += 1
+            return _event({"type": kind, "sequence_number": number - 1, **values}, name=kind)
+
+        begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        for index, item in enumerate(whole["output"]):
+            place = {"output_index": index, "item_id": item["id"]}
+            if item["type"] == "message":
+                empty = {**item, "content": [], "status": "in_progress"}
+                part = item["content"][0]
+                yield event("response.output_item.added", output_index=index, item=empty)
+                yield event(
+                    "response.content_part.added",
+                    content_index=0,
+                    part={**part, "text": ""},
+                    **place,
+                )
+                yield event(
+                    "response.output_text.delta",
+                    content_index=0,
+                    delta=part["text"],
+                    logprobs=[],
+                    **place,
+                )
+                yield event(
+                    "response.output_text.done",
+                    content_index=0,
+                    text=part["text"],
+                    logprobs=[],
+                    **place,
+                )
+                yield event("response.content_part.done", content_index=0, part=part, **place)
+            else:
+                empty = {**item, "arguments": "", "status": "in_progress"}
+                yield event("response.output_item.added", output_index=index, item=empty)
+                yield event(
+                    "response.function_call_arguments.delta", delta=item["arguments"], **place
+                )
+                yield event(
+                    "response.function_call_arguments.done",
+                    arguments=item["arguments"],
+                    name=item["name"],
+                    **place,
+                )
+            yield event("response.output_item.done", output_index=index, item=item)
+        ending = "response.completed"
+        if whole["status"] == "incomplete":
+            ending = "response.incomplete"
+        yield event(ending, response=whole)
+
+
+class Messages(Chat):
+    """`POST /v1/messages`: Anthropic's API."""
+
+    path = "messages"
+    _reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        fields = _Fields(body)
+        messages: list[dict[str, Any]] = []
+        system = fields.optional("system", str, list)
+        if system:
+            messages.append({"role": "system", "content": text_of(system)})
+        for message in fields.required("messages", list):
+            messages += _from_anthropic(message)
+        choice = (fields.optional("tool_choice", dict) or {}).get("type", "auto")
+        foreign = list(fields.foreign(("top_k", "thinking")))
+        if choice not in ("auto", "none"):
+            foreign.append("tool_choice")
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.get("name"),
+                    "description": tool.get("description", ""),
+                    "parameters": tool.get("input_schema", {}),
+                },
+            }
+            for tool in fields.optional("tools", list) or []
+            if isinstance(tool, Mapping)
+        ]
+        return AgentRequest(
+            messages=_messages(messages),
+            tools=_tools(tools),
+            tool_choice=choice,
+            max_tokens=fields.count("max_tokens"),
+            stop=fields.stops("stop_sequences"),
+            temperature=fields.number("temperature"),
+            top_p=fields.number("top_p"),
+            foreign=tuple(foreign),
+        )
+
+    def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
+        answer = answers[0]
+        usage = _usage(answers)
+        return {
+            "id": f"msg_{answer.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": str(body.get("model") or ""),
+            "content": _blocks(answer),
+            "stop_reason": self._reasons[answer.finish_reason],
+            "stop_sequence": None,
+            "prompt_token_ids": list(answer.prompt_ids),
+            "token_ids": list(answer.token_ids),
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "output_tokens": usage["completion_tokens"],
+            },
+        }
+
+    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
+        whole = self.write(body, answers)
+        usage = whole["usage"]
+        begun = {
+            **whole,
+            "content": [],
+            "stop_reason": None,
+            "usage": {**usage, "output_tokens": 0},
+        }
+        yield _event({"type": "message_start", "message": begun}, name="message_start")
+        for index, block in enumerate(whole["content"]):
+            if block["type"] == "text":
+                empty = {"type": "text", "text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
+            else:
+                empty = {**block, "input": {}}
+                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            values: tuple[dict[str, Any], ...] = (
+                {"type": "content_block_start", "index": index, "content_block": empty},
+                {"type": "content_block_delta", "index": index, "delta": delta},
+                {"type": "content_block_stop", "index": index},
+            )
+            for value in values:
+                yield _event(value, name=value["type"])
+        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        last = {"type": "message_delta", "delta": delta, "usage": usage}
+        yield _event(last, name="message_delta")
+        yield _event({"type": "message_stop"}, name="message_stop")
+
+    def error(self, error: AgentError) -> dict[str, Any]:
+        kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+        kind = kinds.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+DIALECTS: Sequence[Dialect] = (Chat(), Completions(), Responses(), Messages())
+
+
+# --- reading
+
+
+def _messages(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    if not values:
+        raise ValueError("messages is empty")
+    messages = []
+    for number, message in enumerate(values):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{number}] has no role")
+        try:
+            messages.append(comparable(message))
+        except ValueError as error:
+            raise ValueError(f"messages[{number}]: {error}") from None
+    return tuple(
+        {**message, "role": "system"} if message["role"] == "developer" else message
+        for message in messages
+    )
+
+
+def _tools(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    tools = []
+    for number, tool in enumerate(values):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ValueError(f"tools[{number}] is not a function with a name")
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        tools.append(
+            {
+                "type": "function",
+                "function": {
+                    "name": function["name"],
+                    "description": str(function.get("description") or ""),
+                    "parameters": parameters,
+                },
+            }
+        )
+    return tuple(tools)
+
+
+def _tool_choice(value: Any) -> str:
+    if value is None:
+        return "auto"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        function = value.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else value.get("name")
+        return str(name or "auto")
+    raise ValueError(f"tool_choice is {type(value).__name__}, expected a text or a tool")
+
+
+def _items(value: str | Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the messages of a Responses input."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    messages: list[dict[str, Any]] = []
+    for number, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            raise ValueError(f"input[{number}] is {type(item).__name__}, expected an item")
+        kind = item.get("type", "message")
+        if kind == "message":
+            messages.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            call = {
+                "id": item.get("call_id"),
+                "type": "function",
+                "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+            }
+            is_begun = bool(messages) and messages[-1]["role"] == "assistant"
+            if is_begun:  # one turn's text and calls are items of their own
+                messages[-1].setdefault("tool_calls", []).append(call)
+            else:
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        elif kind == "function_call_output":
+            output = item.get("output")
+            content = output if isinstance(output, str) else text_of(output)
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+            )
+        elif kind != "reasoning":
+            raise ValueError(f"input[{number}] has the type {kind!r}, which cannot be read")
+    return messages
+
+
+def _from_anthropic(message: Any) -> list[dict[str, Any]]:
+    """Return an Anthropic message as chat messages: tool results are messages of their own."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"a message is {type(message).__name__}, expected an object")
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return [{"role": message.get("role"), "content": content}]
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls = []
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "text":
+            texts.append(str(block.get("text", "")))
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": text_of(block.get("content")),
+                }
+            )
+        elif kind not in ("thinking", "redacted_thinking"):
+            raise ValueError(f"content has a block of type {kind!r}; only text can be read")
+    if texts or calls:
+        own: dict[str, Any] = {"role": message.get("role"), "content": "\n".join(texts)}
+        if calls:
+            own["tool_calls"] = calls
+        results.append(own)
+    return results
+
+
+# --- writing
+
+
+def _head(
+    body: Mapping[str, Any], answers: Sequence[AgentAnswer], kind: str
+) -> dict[str, Any]:
+    return {
+        "id": answers[0].id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": str(body.get("model") or ""),
+    }
+
+
+def _chat_message(answer: AgentAnswer) -> dict[str, Any]:
+    """Return the assistant's message with the arguments of calls as JSON text."""
+    message = dict(answer.message)
+    calls = message.get("tool_calls")
+    if calls:
+        message["tool_calls"] = [
+            {
+                **call,
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                },
+            }
+            for call in calls
+        ]
+        message["content"] = message["content"] or None
+    return message
+
+
+def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
+    """Return the items of a Responses output."""
+    items: list[dict[str, Any]] = []
+    message = _chat_message(answer)
+    if message["content"] or not message.get("tool_calls"):
+        part = {"type": "output_text", "text": message["content"] or "", "annotations": []}
+        items.append(
+            {
+                "id": f"msg_{answer.id}",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
+        )
+    for call in message.get("tool_calls") or ():
+        items.append(
+            {
+                "id": f"fc_{call['id']}",
+                "type": "function_call",
+                "call_id": call["id"],
+                "status": "completed",
+                **call["function"],
+            }
+        )
+    return items
+
+
+def _blocks(answer: AgentAnswer) -> list[dict[str, Any]]:
+    """Return the content blocks of an Anthropic message."""
+    blocks: list[dict[str, Any]] = []
+    calls = answer.message.get("tool_calls") or ()
+    content = answer.message["content"]
+    if content or not calls:
+        blocks.append({"type": "text", "text": content})
+    for call in calls:
+        function = call["function"]
+        blocks.append(
+            {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": function["name"],
+                "input": function["arguments"],
+            }
+        )
+    return blocks
+
+
+def _usage(answers: Sequence[AgentAnswer]) -> dict[str, int]:
+    prompt = len(answers[0].prompt_ids)
+    completion = sum(len(answer.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def _chat_logprobs(answer: AgentAnswer) -> dict[str, Any]:
+    content = [
+        {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _text_logprobs(answer: AgentAnswer) -> dict[str, Any]:
+    offsets = []
+    position = 0
+    for token in answer.tokens:
+        offsets.append(position)
+        position += len(token)
+    return {
+        "tokens": list(answer.tokens),
+        "token_logprobs": list(answer.logprobs),
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }
+
+
+def _event(value: Mapping[str, Any], *, name: str | None = None) -> str:
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -1,0 +1,244 @@
+"""The HTTP application of the endpoint: who asks, what is answered, and how errors look."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dapo.environments.agents.dialects import DIALECTS, Dialect
+from dapo.environments.agents.messages import AgentRequest
+from dapo.environments.agents.session import AgentError, Outcome, Pending, Session
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+MAX_BODY_BYTES = 16 * 2**20
+"""The largest body of a request."""
+_RETRY_HEADERS = ("idempotency-key",)
+_NO_KEYS = ("", "EMPTY", "dummy", "none", "None")
+"""Keys that clients send to servers that need none: the address alone names the session then."""
+
+
+class Asked(Protocol):
+    """What answers an agent's requests: a session of an episode, or a served model."""
+
+    model: str
+
+    def submit(self, request: AgentRequest) -> Pending:
+        """Queue a request. Raises AgentError."""
+
+
+class Sessions:
+    """The open sessions, found by their key or by their address."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, Session] = {}
+        self._by_id: dict[str, Session] = {}
+        self._ended: dict[str, None] = {}
+        """Ids and digests of the last sessions that ended, to say so."""
+
+    def add(self, session: Session) -> None:
+        self._by_digest[_digest(session.key)] = session
+        self._by_id[session.id] = session
+
+    def remove(self, session: Session) -> None:
+        self._by_digest.pop(_digest(session.key), None)
+        self._by_id.pop(session.id, None)
+        self._ended[session.id] = None
+        self._ended[_digest(session.key).hex()] = None
+        while len(self._ended) > _MAX_ENDED:
+            self._ended.pop(next(iter(self._ended)))
+
+    def find(self, key: str, session_id: str | None) -> Session:
+        """Return the session of a key, or of an address. Raises AgentError 401, 404 or 410."""
+        digest = _digest(key)
+        session = self._by_digest.get(digest)
+        if session is not None and not hmac.compare_digest(session.key.encode(), key.encode()):
+            session = None
+        if session_id is None:
+            if session is not None:
+                return session
+            if digest.hex() in self._ended:
+                raise _ended()
+            raise AgentError(401, "unknown API key: it is that of one episode", "invalid_api_key")
+        addressed = self._by_id.get(session_id)
+        if addressed is None:
+            if session_id in self._ended:
+                raise _ended()
+            raise AgentError(404, "there is no such session", "not_found")
+        if session is not addressed and key not in _NO_KEYS:
+            raise AgentError(401, "the API key is not that of this session", "invalid_api_key")
+        return addressed
+
+
+_MAX_ENDED = 4096
+
+
+def _ended() -> AgentError:
+    return AgentError(410, "the episode of this key has ended", "session_ended")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def make_app(find: Callable[[str, str | None], Asked]) -> "Starlette":
+    """Return the application; `find` returns what answers a key and the session of an address."""
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    def models(request: "Request") -> "Response":
+        asked = find(_key_of(request), request.path_params.get("session"))
+        model = {"id": asked.model, "object": "model", "created": 0, "owned_by": "dapo"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    def endpoint(dialect: Dialect) -> Any:
+        async def respond(request: "Request") -> "Response":
+            return await _respond(request, dialect, find)
+
+        return respond
+
+    async def reward(request: "Request") -> "Response":
+        session = _session_of(request, find)
+        body = await _body_of(request)
+        if "reward" not in body:
+            raise AgentError(400, 'expected {"reward": number}')
+        session.reward(body["reward"])
+        return JSONResponse({"ok": True})
+
+    async def complete(request: "Request") -> "Response":
+        session = _session_of(request, find)
+        body = await _body_of(request, may_be_empty=True)
+        if body.get("reward") is not None:
+            session.reward(body["reward"])
+        session.end(Outcome(is_given=False))
+        return JSONResponse({"ok": True})
+
+    async def models_async(request: "Request") -> "Response":
+        return models(request)
+
+    routes = []
+    for prefix in ("", "/sessions/{session}"):
+        routes.append(Route(f"{prefix}/v1/models", _guarded(models_async), methods=["GET"]))
+        for dialect in DIALECTS:
+            # the SDK of Anthropic adds /v1 to an address that ends with it
+            for version in ("v1", "v1/v1"):
+                path = f"{prefix}/{version}/{dialect.path}"
+                routes.append(Route(path, _guarded(endpoint(dialect), dialect), methods=["POST"]))
+    for name, function in (("reward", reward), ("complete", complete)):
+        for path in (f"/sessions/{{session}}/{name}", f"/sessions/{{session}}/v1/{name}"):
+            routes.append(Route(path, _guarded(function), methods=["POST"]))
+    return Starlette(routes=routes)
+
+
+def _guarded(
+    respond: Callable[["Request"], Any], dialect: Dialect = DIALECTS[0]
+) -> Callable[["Request"], Any]:
+    """Answer an error in the form of the dialect."""
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response
+
+    async def guarded(request: "Request") -> "Response":
+        try:
+            response: Response = await respond(request)
+            return response
+        except AgentError as error:
+            failure = error
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            failure = AgentError(400, str(error) or type(error).__name__)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return JSONResponse(dialect.error(failure), failure.status)
+
+    return guarded
+
+
+async def _respond(
+    request: "Request", dialect: Dialect, find: Callable[[str, str | None], Asked]
+) -> "Response":
+    from starlette.responses import JSONResponse, StreamingResponse
+
+    asked = find(_key_of(request), request.path_params.get("session"))
+    body = await _body_of(request)
+    agent_request = dialect.read(body)
+    if _says_retry(request):
+        agent_request = _as_retry(agent_request)
+    pending = asked.submit(agent_request)
+    answered = asyncio.wrap_future(pending.answers)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answered.done():
+            pending.answers.cancel()
+            from starlette.responses import Response
+
+            return Response(status_code=499)
+        answers = answered.result()
+    finally:
+        gone.cancel()
+    if body.get("stream"):
+        events = dialect.events(body, answers)
+
+        async def replay() -> Any:
+            for event in events:
+                yield event
+
+        return StreamingResponse(replay(), media_type="text/event-stream")
+    return JSONResponse(dialect.write(body, answers))
+
+
+async def _disconnected(request: "Request") -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def _body_of(request: "Request", *, may_be_empty: bool = False) -> Mapping[str, Any]:
+    """Return the JSON object of a request. Raises AgentError."""
+    parts = bytearray()
+    async for chunk in request.stream():
+        parts += chunk
+        if len(parts) > MAX_BODY_BYTES:
+            raise AgentError(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+    if may_be_empty and not parts:
+        return {}
+    try:
+        body = json.loads(bytes(parts))
+    except (ValueError, RecursionError) as error:
+        raise AgentError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, Mapping):
+        raise AgentError(400, f"the body is {type(body).__name__}, expected an object")
+    return body
+
+
+def _key_of(request: "Request") -> str:
+    header = request.headers.get("authorization", "")
+    scheme, _, token = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return str(token.strip())
+    return str(request.headers.get("x-api-key", header))
+
+
+def _session_of(request: "Request", find: Callable[[str, str | None], Asked]) -> Session:
+    asked = find(_key_of(request), request.path_params.get("session"))
+    if not isinstance(asked, Session):
+        raise AgentError(404, "a served model takes no rewards", "not_found")
+    return asked
+
+
+def _says_retry(request: "Request") -> bool:
+    """Return True if the SDK says that it sends a request again."""
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return count.isdigit() and int(count) > 0
+
+
+def _as_retry(request: AgentRequest) -> AgentRequest:
+    from dataclasses import replace
+
+    return replace(request, is_retry=True)
