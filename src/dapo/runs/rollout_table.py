@@ -256,7 +256,7 @@ def branches_json(generation: Generation) -> str | None:
         return None
     branches = [
         {
-            "prompt_ids": list(branch.prompt_ids or ()),
+            "prompt_ids": None if branch.prompt_ids is None else list(branch.prompt_ids),
             "token_ids": list(branch.token_ids),
             "logprobs": list(branch.logprobs),
             "logprob_type": branch.logprobs.typecode if isinstance(branch.logprobs, array) else "d",
@@ -293,20 +293,23 @@ def with_branches(generation: Generation, row: Mapping[str, Any]) -> Generation:
                 branch["version"],
                 sampled=_pairs(branch["sampled"]),
                 versions=_pairs(branch["versions"]),
-                prompt_ids=tuple(branch["prompt_ids"]),
+                prompt_ids=_optional_ids(branch["prompt_ids"]),
                 is_masked=branch["is_masked"],
             )
             for branch in stored["branches"]
         )
-        prompt_ids = stored["prompt_ids"]
         return replace(
             generation,
-            prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
+            prompt_ids=_optional_ids(stored["prompt_ids"]),
             branches=branches,
             is_masked=stored["is_masked"],
         )
     except (TypeError, LookupError, ValueError, RecursionError) as error:
         raise ValueError(f"a row has no valid branches: {error}") from None
+
+
+def _optional_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(ids)
 
 
 def _pairs(numbers: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
