@@ -163,7 +163,7 @@ def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(
     run = shutil.copytree(changed, tmp_path / "run")
     (run / "summary.json").unlink(missing_ok=True)  # killed
     with pytest.raises(
-        ConfigError, match=r"train\.num_steps=1 is below step 3, which .* has reached; raise it"
+        ConfigError, match=r"the run is at step 3; train\.num_steps=1 is behind it: expected more"
     ):
         resume_run(run, ["train.num_steps=1"])
     assert load_run_config(RunDirectory(run)).train.num_steps == 3

@@ -80,6 +80,12 @@ def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock
             0,
             "stopped (stopped by SIGINT); continue with: dapo resume",
         ),
+        (
+            "stopped: the reward is high enough",
+            "stopped",
+            0,
+            "stopped (the reward is high enough); continue with: dapo resume",
+        ),
         (None, "stopped", 0, "stopped (its process was killed); continue with: dapo resume"),
         (
             "NumericsError: weights that are not finite",

@@ -19,13 +19,14 @@ from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
-from dapo.runs.console import columns_of
+from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
+from dapo.training.signals import ListenerFailed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +69,10 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`running`, `stopped` (by a signal or a kill), `finished`, `solved` or `failed`."""
+        """`running`, `stopped`, `finished`, `solved` or `failed`.
+
+        A run is stopped by a signal, a kill or a callback; `state.stop_reason` says which.
+        """
         return self.state.state
 
     @property
@@ -322,8 +326,9 @@ class Run:
         except (DapoError, OSError) as error:
             return {"state": f"cannot be read ({error})"}
         facts = {"state": state.state, "step": f"{state.step}/{state.num_steps or '?'}"}
-        if state.state == "failed":
-            facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
+        reason = state.exit_reason if state.state == "failed" else state.stop_reason
+        if reason is not None:
+            facts["state"] = f"{state.state} ({reason.partition(chr(10))[0]})"
         numbers = {name: value for name, value in state.metrics.items() if value is not None}
         for column in columns_of(numbers):
             if column.metric in SHOWN_METRICS and column.metric in numbers:
@@ -347,30 +352,47 @@ class Run:
 class TrainingInterrupted(CallInterrupted):
     """Ctrl-C stopped a run; its state is saved. `dapo.resume(error.run)` continues it."""
 
-    def __init__(self, run: Run, reason: str) -> None:
+    def __init__(self, run: Run, reason: str, *, is_saved: bool = True) -> None:
+        """`is_saved`: the state was saved before the run ended; False: Ctrl-C came twice."""
+        self.run = run
+        self.is_saved = is_saved
+        self.reason = reason
         path = str(run.path)
         super().__init__(
             f"{reason}; continue with: run = dapo.resume({path!r}), inspect with: run ="
             f" dapo.load({path!r})"
         )
-        self.run = run
+
+    def name_variable(self, name: str) -> None:
+        """Write the advice for a caller whose variable `name` is the run."""
+        self.args = (
+            f"{self.reason}; {name} is the stopped run: {name}.curves() shows it,"
+            f" dapo.resume({name}) continues it",
+        )
 
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into TrainingInterrupted; add advice to failures of functions."""
+    """Turn Ctrl-C into TrainingInterrupted, add advice to failures of functions, and the run to
+    every error that ends it.
+    """
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
-        if isinstance(error, TrainingInterrupted) or getattr(error, "exit_code", 130) != 130:
+        if isinstance(error, TrainingInterrupted):
+            raise
+        if getattr(error, "exit_code", 130) != 130:
+            _add_run(error, run)
             raise
         if not RunDirectory.is_run(run.path):
             raise CallInterrupted(
                 "stopped by Ctrl-C before the run began; nothing is written"
             ) from None
-        raise TrainingInterrupted(
-            run, str(error) or "stopped at once, at the last checkpoint"
-        ) from None
+        is_saved = isinstance(error, Interrupted)
+        reason = "stopped at once"
+        if is_saved:
+            reason = "stopped by the stop button" if notebook_display() else str(error)
+        raise TrainingInterrupted(run, f"{reason}, {_saved_step(run)}", is_saved=is_saved) from None
     except (VerifierFailed, LossFailed) as error:
         argument = "loss" if isinstance(error, LossFailed) else "reward"
         error.args = (
@@ -379,4 +401,25 @@ def translate_errors(run: Run) -> Iterator[None]:
                 f" {argument}=FUNCTION)"
             ),
         )
+        _add_run(error, run)
         raise
+    except ListenerFailed as error:
+        _add_run(error.__cause__ or error, run)
+        raise
+    except Exception as error:
+        _add_run(error, run)
+        raise
+
+
+def _add_run(error: BaseException, run: Run) -> None:
+    """Set `error.run`, unless the run has not begun."""
+    if RunDirectory.is_run(run.path):
+        error.run = run  # type: ignore[attr-defined]
+
+
+def _saved_step(run: Run) -> str:
+    """Say which step of a run is saved: `step 2 of 4 is saved`."""
+    newest = RunDirectory(run.path).checkpoints.newest_step()
+    if newest is None:
+        return "before anything was saved"
+    return f"step {newest} of {run.config.train.num_steps} is saved"

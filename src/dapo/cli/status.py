@@ -122,9 +122,7 @@ def _state(status: RunStatus) -> str:
                     "not trained since the fork; train it with: dapo resume"
                     f" {shlex.quote(status.run)}"
                 )
-            why = "its process was killed"
-            if status.exit_reason:
-                why = status.exit_reason.removeprefix("interrupted: ")
+            why = status.stop_reason or "its process was killed"
             return f"stopped ({why}); continue with: dapo resume {shlex.quote(status.run)}"
         case "failed":
             return f"failed: {status.exit_reason}"

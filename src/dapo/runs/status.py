@@ -19,8 +19,8 @@ from dapo.runs.stored_config import option_changes
 from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
-"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`:
-an error.
+"""`running`: a process holds the run's lock; `stopped`: a signal, a kill or a callback has ended it;
+`failed`: an error.
 """
 _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
@@ -38,6 +38,13 @@ class RunProgress:
     seconds_left: float | None
     """An estimate from the latest steps; None if the run is not running, or has finished no step.
     """
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The signal that has ended a stopped run, or what its callback said; None: no reason."""
+        if self.state != "stopped" or self.exit_reason is None:
+            return None
+        return self.exit_reason.partition(": ")[2]
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
         return RunProgress("stopped", None, None, step, configured_steps, None)
     reason = str(summary.get("exit_reason"))
     num_steps = summary.get("num_steps") or configured_steps
-    return RunProgress(_end_state(reason), None, reason, step, num_steps, None)
+    return RunProgress(end_state(reason), None, reason, step, num_steps, None)
 
 
 def run_status(path: str | Path) -> RunStatus:
@@ -148,13 +155,13 @@ def _is_of_training(name: str) -> bool:
     return name != "step" and not name.startswith("eval/")
 
 
-def _end_state(reason: str) -> State:
+def end_state(reason: str) -> State:
     """Return the state of a run that has ended for this reason."""
     match reason:
         case "finished" | "solved":
             return reason
         case _:
-            return "stopped" if reason.startswith("interrupted") else "failed"
+            return "stopped" if reason.startswith(("interrupted:", "stopped:")) else "failed"
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ import gc
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -41,7 +41,14 @@ from dapo.start.resolve import Resolved, resolve, resolve_auto
 from dapo.training import asynchronous
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
-from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
+from dapo.training.signals import (
+    END_AT_ONCE,
+    INTERRUPT_MESSAGE,
+    InterruptHandler,
+    StepListener,
+    StoppedByCallback,
+    signals_as_requests,
+)
 from dapo.training.state import Run
 from dapo.training.train import train
 
@@ -57,6 +64,10 @@ class RunCallbacks:
     on_open: Callable[[Run], None] = lambda run: None
     """Called with the run once its parts are built, and again after each restart."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
+    interrupt_message: str = INTERRUPT_MESSAGE
+    """Printed at the first signal; empty: nothing."""
+    names_continuation: bool = True
+    """Whether a signal's message says how to continue; False: the caller does."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,8 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
         checkpoint = directory.checkpoints.latest(warn=damage.append)
+        if checkpoint:
+            _require_steps_ahead(step_of(checkpoint), config.train.num_steps)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
             if resolve_auto(config) != finished.config:
@@ -190,15 +203,19 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
             return
         if checkpoint:
             require_optimizer_state(checkpoint, damage)
-            if (steps := config.train.num_steps) < (step := step_of(checkpoint)):
-                raise ConfigError(
-                    f"train.num_steps={steps} is below step {step}, which {path} has reached;"
-                    " raise it"
-                )
         with with_start_folder(directory):
             inputs = _read(resolve(stack.enter_context(check(config))))
         save_tokenizer(directory, loaded=inputs.loaded)
         yield ReadyRun(inputs, directory, overrides)
+
+
+def _require_steps_ahead(step: int, num_steps: int) -> None:
+    """Raise ConfigError if a run is to end before the step that it has reached."""
+    if num_steps < step:
+        raise ConfigError(
+            f"the run is at step {step}; train.num_steps={num_steps} is behind it: expected more"
+            f" than {step}"
+        )
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
@@ -217,11 +234,16 @@ def _read(resolved: Resolved) -> Inputs:
 def run_training(
     ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
-    """Train to the end and draw curves; if a trainer rank is lost, restart."""
+    """Train to the end, or until a callback stops the run, and draw curves.
+
+    If a trainer rank is lost, restart.
+    """
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
                 train(run)
+            break
+        except StoppedByCallback:  # the summary has its reason
             break
         except TrainerLost as error:
             if restarts == max_restarts:
@@ -280,12 +302,17 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     tokens = config.train.token_budget
     display = callbacks.open_display(steps, first_step=step + 1, token_budget=tokens)
     with ExitStack() as stack:
-        stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
+        stop = stack.enter_context(
+            signals_as_requests(
+                callbacks.interrupt_message, on_second=callbacks.on_second_interrupt
+            )
+        )
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
         run = stack.enter_context(
             build(inputs, directory, display, first_step=step + 1, listeners=listeners)
         )
         run.stop = stop
+        run.names_continuation = callbacks.names_continuation
         run.provenance = provenance(config, inputs.train, inputs.held_out)
         writing = (
             f"writing to {directory.path}; to look at it: dapo view"
@@ -299,7 +326,9 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
             restore(run, checkpoint)
             fork = Fork.of(directory)
             expected = fork.changed if fork is not None and fork.step == step else ()
-            for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
+            lines = provenance_diff(checkpoint, run.provenance, step=step, expected=expected)
+            # before the first step nothing was trained that could differ
+            for line in lines if step > 0 else ():
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         keep_overrides(directory, ready.overrides, after=step)
@@ -320,13 +349,21 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
     gc.freeze()  # full collections would visit all modules each time, for 0.3 s or more
     try:
         yield
-        run.stop.check_listeners()  # a failure in the last step, after which no step checks
+        # a failure in the last step, after which no step checks; a stop there changes nothing
+        with suppress(StoppedByCallback):
+            run.stop.check_listeners()
         reason = "solved" if run.is_solved else "finished"
+    except KeyboardInterrupt:  # the second one
+        reason = "interrupted: stopped at once, at the last checkpoint"
+        raise
     except Exception as error:
-        reason = (
-            f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}:"
-            f" {mask_text(str(error))}"
-        )
+        if isinstance(error, Interrupted):
+            kind = "interrupted"
+        elif isinstance(error, StoppedByCallback):
+            kind = "stopped"
+        else:
+            kind = type(error).__name__
+        reason = f"{kind}: {mask_text(str(error))}"
         raise
     finally:
         gc.unfreeze()

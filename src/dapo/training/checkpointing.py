@@ -15,12 +15,14 @@ from dapo.core.errors import (
     TrainerLost,
 )
 from dapo.core.files import atomic_write_json, read_json
+from dapo.core.waiting import Interrupted
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.sampling.continuous import ContinuousSampling, Kept, restore_kept
 from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
 from dapo.sampling.saved_groups import SavedGroups, read_groups, write_groups
 from dapo.training.checkpoint_writer import StorageError
+from dapo.training.signals import StoppedByCallback
 from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"
@@ -117,6 +119,10 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     else:
         saved = f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
+    if isinstance(error, Interrupted) and not run.names_continuation:
+        return
+    if isinstance(error, StoppedByCallback):
+        saved = f"stopped: {error}; {saved}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")
     else:
