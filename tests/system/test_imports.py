@@ -50,6 +50,7 @@ OPTIONAL_HOMES = {
     "reasoning_gym": {"data", "rewards"},
     "tensorboard": {"runs"},
     "trackio": {"runs"},
+    "mlflow": {"runs"},
     "wandb": {"runs"},
 }
 SEVERAL_FILES = {"ray"}  # a whole folder stands for it

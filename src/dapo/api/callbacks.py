@@ -38,6 +38,30 @@ class StepSink(Protocol):
     def write(self, step: int, metrics: Mapping[str, Any]) -> object: ...
 
 
+Sinks: TypeAlias = StepSink | str | Sequence[StepSink | str]
+
+
+def split_sinks(sinks: Sinks) -> tuple[list[str], list[StepSink]]:
+    """Return the names of trackers and the objects of one sink or several.
+
+    Raises ConfigError for a sink that is neither.
+    """
+    several = [sinks] if isinstance(sinks, str) or hasattr(sinks, "write") else sinks
+    names: list[str] = []
+    objects: list[StepSink] = []
+    for sink in several:
+        if isinstance(sink, str):
+            names.append(sink)
+        elif hasattr(sink, "write"):
+            objects.append(sink)
+        else:
+            raise ConfigError(
+                f"sinks: expected names of trackers or objects with write(step, metrics), got"
+                f" {quoted(sink)}"
+            )
+    return names, objects
+
+
 @dataclass
 class Callbacks:
     """The functions and sinks of one call of `dapo.train` or `dapo.resume`."""
@@ -57,11 +81,7 @@ class Callbacks:
         on_end: OnEnd | Sequence[OnEnd],
         sinks: Sequence[StepSink],
     ) -> "Callbacks":
-        """Collect arguments, each one function or several. Raises ConfigError for anything else."""
-        if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
-            raise ConfigError(
-                f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}"
-            )
+        """Collect functions, one or several of each. Raises ConfigError for anything else."""
         return cls(
             _functions("on_step", on_step),
             _functions("on_evaluation", on_evaluation),

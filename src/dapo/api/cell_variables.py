@@ -10,6 +10,8 @@ import linecache
 import sys
 from types import FrameType
 
+from dapo.core.errors import DapoError
+
 
 def keep_run(caller: FrameType, error: BaseException) -> None:
     """Assign `error.run` in a cell whose statement `NAME = dapo.train(...)` the error has ended."""
@@ -23,6 +25,8 @@ def keep_run(caller: FrameType, error: BaseException) -> None:
     name_variable = getattr(error, "name_variable", None)
     if name_variable is not None:
         name_variable(name)
+    elif isinstance(error, DapoError):
+        error.args = (f"{error}; {name} is the run that has ended",)
 
 
 def _cell_variables() -> dict[str, object] | None:

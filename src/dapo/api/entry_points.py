@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dapo.api.callbacks import Callbacks, OnEnd, OnEvaluation, OnStep, StepSink
+from dapo.api.callbacks import Callbacks, OnEnd, OnEvaluation, OnStep, Sinks, split_sinks
 from dapo.api.code_writer import CodeWriter, WrittenModule
 from dapo.api.in_memory_data import (
     DEMONSTRATIONS_FILE,
@@ -60,7 +60,7 @@ def train(  # noqa: PLR0913
     on_step: OnStep | Sequence[OnStep] = (),
     on_evaluation: OnEvaluation | Sequence[OnEvaluation] = (),
     on_end: OnEnd | Sequence[OnEnd] = (),
-    sinks: Sequence[StepSink | str] = (),
+    sinks: Sinks = (),
     **options: Any,
 ) -> Run:
     """Train a model, as `dapo train` does, and return the run.
@@ -89,9 +89,9 @@ def train(  # noqa: PLR0913
             held-out problems, from the one before the first step on.
         on_end: a function or several, called as `on_end(run)` when the run has ended: finished,
             stopped or failed, see `run.status`.
-        sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`,
-            `trackio`, `mlflow`. An object that raises costs a warning, and the run goes on; with
-            the attribute `required = True` it ends the run.
+        sinks: one or several: objects with `write(step, metrics)`, and names of trackers:
+            `tensorboard`, `wandb`, `trackio`, `mlflow`. An object that raises costs a warning, and
+            the run goes on; with the attribute `required = True` it ends the run.
         **options: option names. Leave out the section if the last part is unique
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
             `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo show
@@ -148,8 +148,9 @@ def train(  # noqa: PLR0913
     settings = {
         name: source for name, source in sources.items() if source is not None and name not in files
     }
-    if names := [sink for sink in sinks if isinstance(sink, str)]:
-        settings["log.sinks"] = names
+    trackers, objects = split_sinks(sinks)
+    if trackers:
+        settings["log.sinks"] = trackers
     values, modules, folders = _read_options(settings, reward, options)
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
@@ -165,7 +166,6 @@ def train(  # noqa: PLR0913
         arguments = []
     command = ["dapo", "train", *arguments, *overrides, "--run-dir", str(path)]
     run = Run(path)
-    objects = [sink for sink in sinks if not isinstance(sink, str)]
     callbacks = Callbacks.of(on_step, on_evaluation, on_end, objects)
     with (
         callbacks.calls_at_end(run),
@@ -215,14 +215,14 @@ def resume(
     on_step: OnStep | Sequence[OnStep] = (),
     on_evaluation: OnEvaluation | Sequence[OnEvaluation] = (),
     on_end: OnEnd | Sequence[OnEnd] = (),
-    sinks: Sequence[StepSink] = (),
+    sinks: Sinks = (),
     trust: bool = False,
     **options: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    `reward`, `on_step`, `on_evaluation`, `on_end`, `sinks` (objects only) and `options`, of which
-    `loss` may be a function, are as for `train`. What they change lasts: later calls keep it, and
+    `reward`, `on_step`, `on_evaluation`, `on_end`, `sinks` and `options`, of which `loss` may be a
+    function, are as for `train`. What they change lasts: later calls keep it, and
     `run.state.changes` lists it with its step. `trust` also imports modules from the folders that
     the run's manifest.json names. Raises DapoError if the run cannot continue, or ends too early.
     """
@@ -230,8 +230,10 @@ def resume(
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
-    callbacks = Callbacks.of(on_step, on_evaluation, on_end, sinks)
-    changed, modules, _ = _read_options({}, reward, options)
+    trackers, objects = split_sinks(sinks)
+    callbacks = Callbacks.of(on_step, on_evaluation, on_end, objects)
+    settings = {"log.sinks": trackers} if trackers else {}
+    changed, modules, _ = _read_options(settings, reward, options)
     if trust:
         trust_module_folders(run.path)
     with (

@@ -33,6 +33,7 @@ from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.optional_sink import OpenSink, OptionalSink
 from dapo.runs.sinks import (
     Display,
+    MlflowSink,
     Sink,
     TensorBoardSink,
     Tracker,
@@ -246,10 +247,12 @@ def build_sinks(
     """
     options = config.model_dump(mode="json")
     project = os.environ.get("WANDB_PROJECT") or "dapo"
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
     openers: dict[str, OpenSink] = {
         "tensorboard": lambda step: TensorBoardSink(run.path / "tensorboard", first_step=step),
         "wandb": lambda step: WandbSink(project, run.path.name, options, run.path),
         "trackio": lambda step: TrackioSink(project, run.path.name, options),
+        "mlflow": lambda step: MlflowSink(experiment, run.path.name, options, run.path),
     }
     for name in config.log.sinks:
         require_tracker(name)

@@ -30,6 +30,7 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
+from dapo.runs.status import end_state
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
 from dapo.start.build import build
 from dapo.start.check import Checked, check
@@ -401,6 +402,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     ]
     try:
         run.keep_verifier_output()
+        run.tracker.end(end_state(reason))
         run.tracker.close()
         run.directory.write_summary(
             {
