@@ -8,7 +8,6 @@ differ long before a game is won. No answer says `correct`, so Eq. 11 compares t
 group.
 """
 
-import json
 import re
 from typing import Any
 
@@ -69,9 +68,7 @@ def conversation(run: dapo.Run) -> list[dict[str, str]]:
     """The messages of the best episode of a run's last step."""
     rows = run.rollouts
     last = rows[(rows["step"] == rows["step"].max()) & rows["score"].notna()]
-    messages: list[dict[str, str]] = json.loads(last.loc[last["score"].idxmax(), "episode"])[
-        "messages"
-    ]
+    messages: list[dict[str, str]] = last.loc[last["score"].idxmax(), "episode"]["messages"]
     return messages
 
 

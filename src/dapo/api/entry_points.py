@@ -27,6 +27,7 @@ from dapo.api.keywords import (
     build_scaled,
     load_base,
     named_functions,
+    option_named,
     options_from,
     with_teacher,
 )
@@ -57,6 +58,7 @@ def train(  # noqa: PLR0913
     eval_data: Data = None,
     config: str | Path | Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
+    name: str | None = None,
     on_step: OnStep | Sequence[OnStep] = (),
     on_evaluation: OnEvaluation | Sequence[OnEvaluation] = (),
     on_end: OnEnd | Sequence[OnEnd] = (),
@@ -80,7 +82,10 @@ def train(  # noqa: PLR0913
         eval_data: held-out problems, in the forms of `data`.
         config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping;
             `options` and the arguments above override it.
-        run_dir: the directory to make; None: `runs/NAME-TIME`.
+        run_dir: the directory to make; None: `runs/run-TIME`, or `runs/run-TIME-seed2` in a call with
+            `seed=2`.
+        name: the name of a directory in `runs/`, in place of `run-TIME`; a name that exists gets a
+            number.
         on_step: a function or several, called as `on_step(run, metrics)` after each step. `return
             dapo.STOP` or `raise dapo.Stop("why")` in it ends the run normally, with its state
             saved: the status is `stopped`, and the run is returned. If it raises anything else, the
@@ -125,7 +130,12 @@ def train(  # noqa: PLR0913
         2
     """
     base, arguments, title = load_base(config)
-    path = Path(run_dir) if run_dir is not None else _new_path(title)
+    if run_dir is None:
+        path = _new_path(title, name, _seed_of(options))
+    elif name is None:
+        path = Path(run_dir)
+    else:
+        raise ConfigError("run_dir and name both name the run's directory: expected one of them")
     sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
     if (demonstrations := options.pop("demonstrations", None)) is not None:
         sources["data.demonstrations"] = demonstrations
@@ -297,8 +307,27 @@ def _prepared(
                 file.unlink(missing_ok=True)
 
 
-def _new_path(title: str) -> Path:
+def _seed_of(options: Mapping[str, Any]) -> object:
+    """Return the seed that a call sets; None if it sets none."""
+    for keyword, value in options.items():
+        if option_named(keyword) == "train.seed":
+            return value
+    section = options.get("train")
+    return section.get("seed") if isinstance(section, Mapping) else None
+
+
+def _new_path(title: str, name: str | None, seed: object) -> Path:
+    """Return a path in `runs/` that does not exist."""
     first = default_run_path(title, datetime.now())
+    if name is not None:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(
+                f"name: expected the name of a directory in runs/, got {name!r}; run_dir takes a"
+                " path"
+            )
+        first = first.with_name(name)
+    elif isinstance(seed, int):
+        first = first.with_name(f"{first.name}-seed{seed}")
     candidates = (
         first.with_name(f"{first.name}-{number}") if number > 1 else first
         for number in range(1, 10_000)

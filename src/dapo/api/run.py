@@ -13,6 +13,7 @@ from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, 
 from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
+from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, VerifierFailed
 from dapo.core.files import damage_of, read_json
@@ -20,12 +21,12 @@ from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
-from dapo.runs.curves import curves_figure
+from dapo.runs.curves import curves_figure, marks_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
-from dapo.runs.stored_config import CODE_FOLDER, load_run_config
+from dapo.runs.stored_config import CODE_FOLDER, command_of, load_run_config
 from dapo.training.signals import ListenerFailed
 
 if TYPE_CHECKING:
@@ -77,14 +78,19 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The shell command that starts the same run, with functions from its folder `code`."""
+        """The shell command that makes a run with these options, with functions from `code`.
+
+        A comment behind it has each `dapo resume` that changed an option, with the last step
+        before.
+        """
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = ":".join(manifest.get("module_folders", []))
         variables = {"DAPO_CODE": str(code) if code.is_dir() else "", "PYTHONPATH": folders}
         settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items() if value]
-        program, *arguments = manifest["command"]
-        return " ".join([*settings, shlex.join([Path(program).name, *arguments])])
+        (program, *arguments), resumes = command_of(self._directory)
+        command = " ".join([*settings, shlex.join([Path(program).name, *arguments])])
+        return "\n".join([command, *(f"# {resume}" for resume in resumes)])
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -93,34 +99,48 @@ class Run:
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """All stored responses, without tokens; `read_rollouts` selects steps and columns."""
+        """All stored responses, without tokens; `read_rollouts` selects steps and columns.
+
+        `column.NAME` is a column of the data, `component.NAME` the score of one of several rewards.
+        """
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
-        return read_rollouts(paths).to_pandas() if paths else table_of([])
+        return expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
 
     def read_rollouts(
-        self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
+        self,
+        *,
+        steps: int | Sequence[int] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> "pd.DataFrame":
         """Read stored responses of some `steps`, by default all that `log.rollouts` keeps.
 
-        `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens
-        and log-probabilities. Raises DataError for a step without a table, and for a column that a
-        table does not have.
+        `columns` are such as `["step", "response", "reward", "column.level"]`; None: all, also
+        tokens and log-probabilities. Raises DataError for a step without a table, and for a column
+        that there is not.
         """
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
-        if absent := [step for step in steps or () if step not in tables]:
+        chosen = list(tables) if steps is None else steps
+        if isinstance(chosen, int):
+            chosen = [chosen]
+        if absent := [step for step in chosen if step not in tables]:
             raise DataError(
                 f"{self.path} has no rollouts of step {absent[0]} (log.rollouts sets which are"
                 " kept)"
             )
-        paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
+        paths = [tables[step] for step in chosen]
         if not paths:
             return table_of([])
-        frame: pd.DataFrame = read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
-        return frame
+        known = all_columns(*paths)
+        if columns is None:
+            return expanded(read_rollouts(paths, known).to_pandas())
+        names = [columns] if isinstance(columns, str) else list(columns)
+        frame = read_rollouts(paths, stored_columns(names, known)).to_pandas()
+        raw = {name: frame[name] for name in PREFIXES if name in names}
+        return selected(expanded(frame).assign(**raw), names)
 
     @property
     def problems(self) -> "pd.DataFrame":
@@ -165,11 +185,14 @@ class Run:
     def curves(self) -> Curves:
         """Return a figure of accuracy or mean score, length, entropy and outcomes of groups.
 
+        A vertical line marks where `dapo.resume` changed the reward or another option.
         Raises DataError without metrics.
         """
         from dapo.start.run import title_of
 
-        return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
+        marks = marks_of(self._directory)
+        figure = curves_figure(self._directory.metrics, title=title_of(self.config), marks=marks)
+        return Curves(figure)
 
     def view(self) -> str:
         """Serve the page of `dapo view` until this process ends, and return its address."""

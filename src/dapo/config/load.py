@@ -314,6 +314,11 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
     return list(overrides)
 
 
+def override_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested options as overrides name them; a value that is set as a whole is one value."""
+    return dict(_leaves(options))
+
+
 def _sets_again(name: str, earlier_name: str, earlier: Any) -> bool:
     """Return True if option `name` contradicts `earlier_name`, whose value is `earlier`."""
     if name.startswith(f"{earlier_name}."):

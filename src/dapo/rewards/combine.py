@@ -3,7 +3,9 @@ verifiers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +26,8 @@ from dapo.rewards.verifiers.function import (
 )
 from dapo.types import EpisodeText, Problem, Verdict
 
+_COPIED = re.compile(r"^reward_[0-9a-f]{8}:")
+"""The module of a function that was copied into the run (`api/code_writer.py`)."""
 NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
 Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
 
@@ -116,13 +120,31 @@ class RewardSpec:
         answer = next(
             (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
         )
-        components = {name: o.score for name, o in applied.items()} if len(self.weights) > 1 else {}
+        components = {}
+        if len(self.weights) > 1:
+            labels = component_labels(self.weights)
+            components = {labels[name]: verdict.score for name, verdict in applied.items()}
         return Verdict(
             all(decided) if decided else reaches_threshold,
             score,
             answer=answer,
             components=components,
         )
+
+
+def component_labels(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of components, in metrics and tables, by those of their verifiers.
+
+    A function that was copied into the run has its own name, without its module's checksum, which
+    changes with its code; two of one name keep their modules.
+
+    Example:
+        >>> component_labels(["math", "reward_13f1aaba:has_digit"])
+        {'math': 'math', 'reward_13f1aaba:has_digit': 'has_digit'}
+    """
+    short_names = {name: _COPIED.sub("", name) for name in names}
+    counts = Counter(short_names.values())
+    return {name: short if counts[short] == 1 else name for name, short in short_names.items()}
 
 
 class CombinedVerifier:

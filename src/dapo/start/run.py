@@ -24,7 +24,7 @@ from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
 from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
-from dapo.runs.curves import plot_curves
+from dapo.runs.curves import marks_of, plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
@@ -430,6 +430,7 @@ def title_of(config: Config) -> str:
 def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
     """Write curves.png, or warn that there are no metrics."""
     try:
-        plot_curves(directory.metrics, directory.curves, title=title_of(config))
+        marks = marks_of(directory)
+        plot_curves(directory.metrics, directory.curves, title=title_of(config), marks=marks)
     except DataError as error:  # someone has removed the metrics
         warn(str(error))
