@@ -83,7 +83,8 @@ def selected(frame: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
     """Return columns of a frame of `expanded`. Raises DataError if no row has one of them."""
     for column in columns:
         if column not in frame:
-            own = [name for name in frame if name.startswith(column.partition(".")[0])]
+            names = [str(name) for name in frame]
+            own = [name for name in names if name.startswith(column.partition(".")[0])]
             raise DataError(
                 f"no response has a column {column!r}; there are {', '.join(own) or 'none'}"
             )

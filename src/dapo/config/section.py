@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from dapo.core.errors import ConfigError
 
 _CANNOT_CHANGE = (
-    "{name}: the options of a run cannot be changed in place: `dapo.resume(run, {name}=VALUE)`"
+    "{name}: the options of a run cannot be changed in place: `dapo.resume('RUN', {name}=VALUE)`"
     " continues it with another value"
 )
 

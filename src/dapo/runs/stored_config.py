@@ -147,14 +147,14 @@ def command_of(run: RunDirectory) -> tuple[list[str], list[str]]:
         resume = shlex.join(["dapo", "resume", str(run.path), *overrides])
         resumes.append(f"after step {step}: {resume}")
     if newest and words[1:2] == ["train"]:
-        words = _with_overrides(words, [override(name, value) for name, value in newest.items()])
+        words = with_overrides(words, [override(name, value) for name, value in newest.items()])
     return words, resumes
 
 
-def _with_overrides(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def with_overrides(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the words of a command in which overrides replace those of the same options."""
-    settings = []
-    others = []
+    settings: list[str] = []
+    others: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
         is_setting = _SETTING.match(word) and not before.startswith("-")
         (settings if is_setting else others).append(word)
