@@ -63,6 +63,9 @@ def test_an_unfit_prompt_within_on_step_leaves_nothing_in_the_engine() -> None:
     def on_step(run: dapo.Run, metrics: dict[str, Any]) -> None:
         with pytest.raises(TypeError):
             run.generate(["1 + 1 =", 5])
+        for reads_a_checkpoint in (lambda: run.evaluate(ROWS), lambda: run.export("model")):
+            with pytest.raises(dapo.DapoError, match=f"none of step {metrics['step']} yet: call"):
+                reads_a_checkpoint()
 
     assert (
         dapo.train("tiny-random", run_dir="run", on_step=on_step, **ARGUMENTS).status == "finished"

@@ -15,7 +15,14 @@ from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
-from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, VerifierFailed
+from dapo.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DapoError,
+    DataError,
+    LossFailed,
+    VerifierFailed,
+)
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
@@ -260,6 +267,15 @@ class Run:
         finally:
             self._live = None
 
+    def _require_idle(self, method: str) -> None:
+        """Raise CheckpointError within a callback, where the newest checkpoint is an older step's."""
+        if self._live is not None:
+            raise CheckpointError(
+                f"run.{method} reads a checkpoint, and within a callback there is none of step"
+                f" {self._live.state.step} yet: call it after the run; run.generate uses the"
+                " present weights, and on_evaluation gets the evaluations on eval_data"
+            )
+
     def close(self) -> None:
         """Free the model that `generate` loaded."""
         if self._model is not None:
@@ -312,6 +328,7 @@ class Run:
         """The request of an evaluation, whose rows are in a temporary file until the block ends."""
         from dapo.start.evaluate import EvalRequest
 
+        self._require_idle("evaluate")
         overrides = tuple(as_overrides(options_from(options)))
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -335,6 +352,8 @@ class Run:
         """
         from dapo.start.export import export_model_of
 
+        if step is None:
+            self._require_idle("export")
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)
 
