@@ -194,6 +194,7 @@ class Run:
         *,
         samples: int = 1,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
@@ -203,7 +204,8 @@ class Run:
         checkpoint.
 
         The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of
-        chat messages, or a list of questions. Temperature 0 takes the most likely token; without
+        chat messages, or a list of questions. Temperature 0 takes the most likely token; `top_p`
+        samples only the most likely tokens, up to this sum of their probabilities; without
         `max_new_tokens`, the length limit is `rollout.max_response_tokens`; equal seeds give equal
         answers. Returns the answer as text, or `samples` of them in a list; for a list of
         questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
@@ -213,16 +215,21 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.start.generate import OpenModel, answers_of, live_sampler
+        from dapo.start.generate import SamplingOptions, answers_of, live_sampler
 
+        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
         if self._live is not None:
-            return answers_of(
-                live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt
-            )
+            return answers_of(live_sampler(self._live, options), prompt)
+        return answers_of(self._open_model().sampler(options), prompt)
+
+    def _open_model(self) -> "OpenModel":
+        """Return the newest checkpoint's model, which stays loaded until `close()`."""
+        from dapo.start.generate import OpenModel
+
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
-            self._model = OpenModel(self._directory)
-        return answers_of(self._model.sampler(samples, temperature, max_new_tokens, seed), prompt)
+            self._model = OpenModel.of_run(self.path)
+        return self._model
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
