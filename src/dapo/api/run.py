@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
 from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
@@ -55,6 +56,7 @@ class Run:
         self.path = Path(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
+        self._chat: Chat | None = None
         self._live: TrainingRun | None = None  # during a call of `on_step`
 
     @property
@@ -222,6 +224,18 @@ class Run:
             return answers_of(live_sampler(self._live, options), prompt)
         return answers_of(self._open_model().sampler(options), prompt)
 
+    @property
+    def chat(self) -> Chat:
+        """A conversation with the newest checkpoint: `run.chat("17 + 25?")` answers.
+
+        Later calls continue it; see `Chat`. The model stays loaded until `close()`.
+        """
+        if self._live is not None:
+            raise ConfigError("within on_step, run.generate answers with the present weights")
+        if self._chat is None:
+            self._chat = Chat(self._directory, self._open_model)
+        return self._chat
+
     def _open_model(self) -> "OpenModel":
         """Return the newest checkpoint's model, which stays loaded until `close()`."""
         from dapo.start.generate import OpenModel
@@ -241,7 +255,7 @@ class Run:
             self._live = None
 
     def close(self) -> None:
-        """Free the model that `generate` loaded."""
+        """Free the model that `generate` and `chat` loaded."""
         if self._model is not None:
             self._model.close()
         self._model = None

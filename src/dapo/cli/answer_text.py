@@ -1,6 +1,5 @@
 """What `dapo chat` and `dapo generate` print of a model and of its answers."""
 
-import os
 import re
 from collections.abc import Iterator
 
@@ -40,8 +39,7 @@ class GrowingText:
     def end(self) -> None:
         """Print the rest, and end the line."""
         if self._newest != self._printed:
-            common = os.path.commonprefix([self._newest, self._printed])
-            self._add(self._newest[len(common) :])
+            self._add(self._newest[_common_length(self._newest, self._printed) :])
         self._write(self._held)
         self._held = ""
         print_text()
@@ -73,8 +71,14 @@ class GrowingText:
             width = cell_len(part)
         print_text(part, end="")
         self._column += width
-        if limit:
+        if self._column > limit > 0:  # a word of more than a line
             self._column %= limit
+
+
+def _common_length(a: str, b: str) -> int:
+    """Return the number of first characters in which two texts are equal."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def end_note(answer: Answer) -> str | None:

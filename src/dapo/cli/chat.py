@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,15 +13,18 @@ from typing import Any
 from rich.table import Table
 
 from dapo.cli.answer_text import GrowingText, describe_model, describe_sampling, end_note
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.http_client import ServerFailed
 from dapo.core.terminal import print_text
 from dapo.core.text import did_you_mean
+from dapo.core.waiting import Interrupted
 from dapo.evaluation.server import open_client
 from dapo.runs.console import SafeConsole, start_live
 from dapo.start.conversation import (
+    NOTHING,
     Answer,
     AnswerSource,
+    AnswerStream,
     Conversation,
     ModelSource,
     ServerSource,
@@ -43,9 +47,6 @@ COMMANDS = {
     "/quit": "End, as Ctrl-D does.",
 }
 OTHER_NAMES = {"/clear": "/reset", "/exit": "/quit", "/bye": "/quit", "/q": "/quit", "/?": "/help"}
-
-
-NOTHING = Answer("", 0, None)
 
 
 class Quit(Exception):
@@ -86,7 +87,9 @@ def open_chat(
         else:
             defaults = model.config.eval
             sampling = _sampling(options, temperature=defaults.temperature, top_p=defaults.top_p)
-            opened = stack.enter_context(closing(OpenModel(model)))
+            with without_echo():
+                opened = OpenModel(model)
+            stack.callback(opened.close)
             source = ModelSource(opened, sampling)
             if model.checkpoint is not None:
                 untrained = ModelSource(opened, sampling, untrained=True)
@@ -137,6 +140,7 @@ class Chat:
         self._untrained = untrained
         self._compares = compares
         self._on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._has_compared = False
         self.num_failed = 0
         """Messages that got no answer, such as those longer than the model's context."""
 
@@ -144,16 +148,23 @@ class Chat:
         """Answer messages until the input ends, /quit, or the second Ctrl-C in a row."""
         with suppress(Quit):
             for line in self._lines():
+                if not line.strip():
+                    continue
                 try:
                     self._take(line)
                 except (ConfigError, DataError, ServerFailed) as error:
                     self.num_failed += 1
                     self._note(str(error))
+                if self._on_terminal:
+                    print_text()  # sets the next message apart
 
     def _lines(self) -> Iterator[str]:
         """Yield messages; on a terminal, a line that ends with a backslash goes on in the next."""
         if not self._on_terminal:
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
+            try:
+                yield from (line.rstrip("\r\n") for line in sys.stdin)
+            except KeyboardInterrupt:
+                raise Interrupted(signal.SIGINT) from None
             return
         with suppress(ImportError):
             import readline  # noqa: F401  (lets `input` edit lines and recall earlier ones)
@@ -172,6 +183,7 @@ class Chat:
                     return
                 was_interrupted = True
                 self._note("Ctrl-C again, or Ctrl-D, ends")
+                print_text()
                 continue
             was_interrupted = False
             yield text
@@ -179,8 +191,6 @@ class Chat:
     def _take(self, line: str) -> None:
         """Carry out a command, or answer a message."""
         text = line.strip()
-        if not text:
-            return
         if not text.startswith("/") or text.startswith("//"):
             message = line.removeprefix("/") if text.startswith("//") else line
             self._answer_both(message) if self._compares else self._answer(message)
@@ -197,9 +207,9 @@ class Chat:
             "/quit": self._quit,
         }
         if name not in commands:
-            near = did_you_mean(name, commands, otherwise="/help lists the commands")
+            near = did_you_mean(name, commands, otherwise="/help lists them")
             raise ConfigError(
-                f"there is no command {name}; {near} A message that begins with / is typed with //"
+                f"there is no command {name}: {near} (//... sends a message that begins with /)"
             )
         commands[name](rest.strip())
 
@@ -257,7 +267,7 @@ class Chat:
             messages = self._conversation.messages_before(len(exchanges) - 1, last.question)
             with self._interruptible() as check:
                 stream = self._untrained.stream(messages, attempt=last.attempt, check=check)
-                self._show_both(stream, iter([last.answer]))
+                self._show_both(stream, (answer for answer in [last.answer]))
         else:
             raise ConfigError("there is no answer to compare yet; /compare TEXT asks both")
 
@@ -271,7 +281,7 @@ class Chat:
                 self._conversation.ask(message, check=check),
             )
 
-    def _show(self, start: Callable[[Callable[[], None]], Iterator[Answer]]) -> None:
+    def _show(self, start: Callable[[Callable[[], None]], AnswerStream]) -> None:
         """Print an answer as it grows."""
         paper = GrowingText(self._width)
         answer = NOTHING
@@ -281,12 +291,20 @@ class Chat:
                     paper.show(answer.text)
             except KeyboardInterrupt:
                 answer = replace(answer, finish=None)
-            finally:
-                paper.end()
-        self._say_end(answer)
+            except DapoError:
+                if answer.tokens:
+                    paper.end()
+                raise
+        paper.end()
+        note = end_note(answer)
+        if note is not None:
+            self._note(note)
 
-    def _show_both(self, untrained: Iterator[Answer], trained: Iterator[Answer]) -> None:
+    def _show_both(self, untrained: AnswerStream, trained: AnswerStream) -> None:
         """Print two answers, beside each other as they grow where there is room."""
+        if not self._has_compared:
+            self._has_compared = True
+            self._note("opening the untrained model")
         answers = {"untrained": NOTHING, "trained": NOTHING}
         is_wide = self._width is not None and self._width >= SIDE_BY_SIDE
         live = start_live(lambda: _columns(answers), sys.stdout) if is_wide else None
@@ -297,6 +315,8 @@ class Chat:
         except KeyboardInterrupt:
             answers = {title: replace(answer, finish=None) for title, answer in answers.items()}
         finally:
+            untrained.close()
+            trained.close()
             if live is not None:
                 live.stop()
         for title, answer in answers.items():
@@ -308,18 +328,6 @@ class Chat:
             note = end_note(answer)
             if note is not None:
                 self._note(f"{title}: {note}")
-        self._end_line()
-
-    def _say_end(self, answer: Answer) -> None:
-        note = end_note(answer)
-        if note is not None:
-            self._note(note)
-        self._end_line()
-
-    def _end_line(self) -> None:
-        """Set the next message apart on a terminal; in a pipe an answer is followed by the next."""
-        if self._on_terminal:
-            print_text()
 
     @property
     def _width(self) -> int | None:
@@ -354,11 +362,29 @@ class Chat:
 
         previous = signal.signal(signal.SIGINT, on_signal)
         try:
-            yield check
+            with without_echo():
+                yield check
         finally:
             signal.signal(signal.SIGINT, previous)
             if came > 1:
                 raise Quit
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Keep what is typed during the block off the screen; it stays for the next prompt."""
+    try:
+        settings = termios.tcgetattr(sys.stdin)
+    except (termios.error, OSError, ValueError):  # no terminal
+        yield
+        return
+    silent = [*settings]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
 
 
 def _columns(answers: Mapping[str, Answer]) -> Table:

@@ -23,7 +23,7 @@ def generate_answers(
     try:
         sampler = model.sampler(options)
         limit = sampler.plan.max_response_tokens
-        print_text(f"{describe_model(choice)}", file=sys.stderr)
+        print_text(describe_model(choice), file=sys.stderr)
         print_text(describe_sampling(options, limit), file=sys.stderr)
         with signals_as_requests("stopping; Ctrl-C ends at once") as stop:
             is_streamed = len(problems) * options.samples == 1 and sys.stdout.isatty()

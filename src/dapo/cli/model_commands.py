@@ -30,7 +30,7 @@ MaxNewTokens = Annotated[
         metavar="N",
         min=1,
         help="Length limit of an answer in tokens.",
-        show_default="rollout.max_response_tokens of the run, 1024 of a model",
+        show_default="the run's; of a model 1024",
     ),
 ]
 Seed = Annotated[int, Option(min=0, help="Equal seeds give equal answers.")]
@@ -52,7 +52,7 @@ def chat(
         Option(
             min=0,
             help="Sampling temperature; 0 takes the most likely token.",
-            show_default="eval.temperature of the run, 1 of a model",
+            show_default="that of the run's evaluations; of a model 1",
         ),
     ] = None,
     top_p: Annotated[
@@ -61,7 +61,7 @@ def chat(
             min=0,
             max=1,
             help="Sample only the most likely tokens, up to this sum of probabilities.",
-            show_default="eval.top_p of the run, 0.7 of a model",
+            show_default="that of the run's evaluations; of a model 0.7",
         ),
     ] = None,
     max_new_tokens: MaxNewTokens = None,

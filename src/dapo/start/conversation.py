@@ -1,8 +1,8 @@
 """A conversation with a model whose answers grow token by token, opened here or at a server."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from dapo.core.errors import ConfigError
 from dapo.core.openai_client import ChatClient
@@ -26,6 +26,12 @@ class Answer:
     """
 
 
+AnswerStream: TypeAlias = Generator[Answer, None, None]
+"""An answer as it grows; closing it, or an error, ends the sampling."""
+NOTHING = Answer("", 0, None)
+"""An answer before its first token."""
+
+
 def unchecked() -> None:
     """Never stop an answer."""
 
@@ -47,7 +53,7 @@ class AnswerSource(Protocol):
         *,
         attempt: int = 0,
         check: Callable[[], None] = unchecked,
-    ) -> Iterator[Answer]:
+    ) -> AnswerStream:
         """Yield the answer to the last message as it grows; the last one has a finish.
 
         Args:
@@ -69,13 +75,13 @@ class ModelSource:
         self, model: OpenModel, options: SamplingOptions, *, untrained: bool = False
     ) -> None:
         """Open nothing yet; `untrained` answers with the model with which a run began."""
-        self._model = model
-        self._options = options
+        self.model = model
+        self.options = options
         self._untrained = untrained
 
     @property
     def reads_roles(self) -> bool:
-        return self._model.encoder.uses_template
+        return self.model.encoder.uses_template
 
     def stream(
         self,
@@ -83,16 +89,16 @@ class ModelSource:
         *,
         attempt: int = 0,
         check: Callable[[], None] = unchecked,
-    ) -> Iterator[Answer]:
+    ) -> AnswerStream:
         """See AnswerSource."""
-        options = self._options
+        options = self.options
         if attempt:
             options = replace(options, seed=keyed_seed(options.seed, "chat", attempt))
         prompt: Prompt = messages
         if not self.reads_roles:
             prompt = str(messages[-1]["content"])
         problem = prompted_problem(prompt)
-        sampler = self._model.sampler(options, untrained=self._untrained)
+        sampler = self.model.sampler(options, untrained=self._untrained)
         for _, _, response in responses_to(sampler, [problem], check=check, partial=True):
             finish: str | None = response.finish
             if finish == "length" and self._fills_context(problem, response.tokens):
@@ -100,8 +106,8 @@ class ModelSource:
             yield Answer(response.text, response.tokens, finish)
 
     def _fills_context(self, problem: Any, num_tokens: int) -> bool:
-        positions = self._model.positions
-        length = len(self._model.encoder.encode(problem)) + num_tokens
+        positions = self.model.positions
+        length = len(self.model.encoder.encode(problem)) + num_tokens
         return positions is not None and length >= positions
 
 
@@ -122,7 +128,7 @@ class ServerSource:
         *,
         attempt: int = 0,
         check: Callable[[], None] = unchecked,
-    ) -> Iterator[Answer]:
+    ) -> AnswerStream:
         """See AnswerSource. Raises ServerFailed or ServerRefused."""
         options = self._options
         parameters: dict[str, Any] = {
@@ -168,7 +174,7 @@ class Conversation:
         Raises:
             ConfigError: there is a system message, and the source reads no roles.
         """
-        self._source = source
+        self.source = source
         self.exchanges: list[Exchange] = []
         self.system = system
 
@@ -179,7 +185,7 @@ class Conversation:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        if text is not None and not self._source.reads_roles:
+        if text is not None and not self.source.reads_roles:
             raise ConfigError("a system message needs a chat template, and this model has none")
         self._system = text
 
@@ -200,11 +206,11 @@ class Conversation:
             messages.append({"role": "user", "content": question})
         return messages
 
-    def ask(self, question: str, *, check: Callable[[], None] = unchecked) -> Iterator[Answer]:
+    def ask(self, question: str, *, check: Callable[[], None] = unchecked) -> AnswerStream:
         """Yield the answer as it grows, and keep it, also if the iteration ends early."""
         return self._answer(len(self.exchanges), question, 0, check)
 
-    def retry(self, *, check: Callable[[], None] = unchecked) -> Iterator[Answer]:
+    def retry(self, *, check: Callable[[], None] = unchecked) -> AnswerStream:
         """Answer the last question anew, with other random numbers. Raises ConfigError without."""
         if not self.exchanges:
             raise ConfigError("there is no question to answer anew")
@@ -222,11 +228,11 @@ class Conversation:
 
     def _answer(
         self, index: int, question: str, attempt: int, check: Callable[[], None]
-    ) -> Iterator[Answer]:
+    ) -> AnswerStream:
         messages = self.messages_before(index, question)
-        answer = Answer("", 0, None)
+        answer = NOTHING
         try:
-            for answer in self._source.stream(messages, attempt=attempt, check=check):
+            for answer in self.source.stream(messages, attempt=attempt, check=check):
                 yield answer
         finally:
             if answer.tokens:
