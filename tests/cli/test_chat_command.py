@@ -222,7 +222,7 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def until(self, pattern: str, seconds: float = 60) -> str:
+    def until(self, pattern: str, seconds: float = 180) -> str:
         """Read until a pattern comes, and return what came since the last call."""
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.text):

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.python_errors import python_interface
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import printable
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import notebook_display
@@ -178,6 +178,8 @@ class Chat:
         from dapo.start.conversation import Conversation, ModelSource
         from dapo.start.generate import SamplingOptions
 
+        if not message.strip():
+            raise DataError("message: expected a text, got an empty one")
         defaults = load_run_config(self._directory).eval
         options = SamplingOptions(
             temperature=defaults.temperature if temperature is None else temperature,

@@ -43,6 +43,18 @@ SHOWN_METRICS = (
     "rollout/response_tokens_mean",
     "loss/entropy",
 )
+_CHAT = 'run.chat("TEXT") talks to the model'
+_GENERATE = 'run.generate("PROMPT") samples answers'
+OTHER_NAMES = {
+    "ask": _CHAT,
+    "talk": _CHAT,
+    "sample": _GENERATE,
+    "predict": _GENERATE,
+    "infer": _GENERATE,
+    "complete": _GENERATE,
+    "answer": _GENERATE,
+}
+"""What there is instead of methods that one might try."""
 
 
 @python_interface
@@ -244,6 +256,15 @@ class Run:
             self.close()
             self._model = OpenModel.of_run(self.path)
         return self._model
+
+    if not TYPE_CHECKING:  # otherwise any name would be right for a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the method that there is for a name that one might try."""
+            advice = OTHER_NAMES.get(name)
+            raise AttributeError(
+                f"a run has no attribute {name!r}" + (f"; {advice}" if advice else "")
+            )
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
