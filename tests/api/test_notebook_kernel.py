@@ -85,8 +85,8 @@ WRONG = {
         "eval.samples_per_problem: input should be greater than 0"
     ),
     "run.generate(5)": "prompt: expected str",
-    "run.chat()": "missing a required argument: 'message'",
-    'run.chat("")': "message: expected a text, got an empty one",
+    "run.chat()": 'a message is missing, as in run.chat("17 + 25?")',
+    'run.chat("")': 'a message is missing, as in run.chat("17 + 25?")',
     "run.ask('1 + 1 =')": """a run has no attribute 'ask'; run.chat("TEXT") talks to the model""",
     'run.compare("run", 5)': "data: expected",
     "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",

@@ -82,9 +82,10 @@ class Chat:
         self._source: ModelSource | None = None
         self._system: str | None = None
 
+    @python_interface
     def __call__(
         self,
-        message: str,
+        message: str = "",
         *,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -179,7 +180,7 @@ class Chat:
         from dapo.start.generate import SamplingOptions
 
         if not message.strip():
-            raise DataError("message: expected a text, got an empty one")
+            raise DataError('a message is missing, as in run.chat("17 + 25?")')
         defaults = load_run_config(self._directory).eval
         options = SamplingOptions(
             temperature=defaults.temperature if temperature is None else temperature,

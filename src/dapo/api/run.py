@@ -57,6 +57,14 @@ OTHER_NAMES = {
 """What there is instead of methods that one might try."""
 
 
+class UnknownName(AttributeError):
+    """A run has no such attribute."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: no frames."""
+        return [f"AttributeError: {self}"]
+
+
 @python_interface
 class Run:
     """A run directory, from `dapo.train`, `dapo.resume` or `dapo.load`.
@@ -262,9 +270,8 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             """Name the method that there is for a name that one might try."""
             advice = OTHER_NAMES.get(name)
-            raise AttributeError(
-                f"a run has no attribute {name!r}" + (f"; {advice}" if advice else "")
-            )
+            text = f"a run has no attribute {name!r}"
+            raise UnknownName(text if advice is None else f"{text}; {advice}")
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:

@@ -321,7 +321,7 @@ class Chat:
                 live.stop()
         for title, answer in answers.items():
             if live is None:
-                print_text(f"{title}:")
+                SafeConsole(file=sys.stdout).print(f"{title}:", style="bold")
                 paper = GrowingText(self._width)
                 paper.show(answer.text)
                 paper.end()
