@@ -28,6 +28,7 @@ small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1,
 TRAINS = (
     'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
 )
+CHATS = 'run.chat("1 + 2 =", max_new_tokens=4)'
 COMPARES = 'run.compare("tiny-random", rows, samples_per_problem=4, reward="math")'
 LOOP = """
 for seed in range(3):
@@ -90,6 +91,9 @@ WRONG = {
         "eval.samples_per_problem: input should be greater than 0"
     ),
     "run.generate(5)": "prompt: expected str",
+    "run.chat()": 'a message is missing, as in run.chat("17 + 25?")',
+    'run.chat("")': 'a message is missing, as in run.chat("17 + 25?")',
+    "run.ask('1 + 1 =')": """a run has no attribute 'ask'; run.chat("TEXT") talks to the model""",
     'run.compare("run", 5)': "data: expected",
     "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",
     "run.evaluation(99)": "run has no evaluation after step 99",
@@ -117,7 +121,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     )
     mine = 'dapo.resume("stopped", on_step=fails)'
     ended = [LOOP, "(run.path.name, run.status)", FAILS, "(run.path.name, run.status)  # failed"]
-    cells = [SETUP, TRAINS, "run", COMPARES, session, *WRONG, mine, *ended, defect]
+    cells = [SETUP, TRAINS, "run", CHATS, COMPARES, session, *WRONG, mine, *ended, defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     folder = tmp_path_factory.mktemp("kernel")
     options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
@@ -186,6 +190,13 @@ def test_an_evaluation_is_one_line_that_is_updated(outputs: dict[str, list[Any]]
     ]
     streams = {each.name for each in outputs[COMPARES] if each.output_type == "stream"}
     assert streams <= {"stdout"}, "a note on the verifier, and no progress"
+
+
+def test_an_answer_shows_itself_once(outputs: dict[str, list[Any]]):
+    grown, result = outputs[CHATS]
+    assert (grown.output_type, grown.data["text/html"]) == ("display_data", "")
+    assert result.output_type == "execute_result"
+    assert "white-space:pre-wrap" in result.data["text/html"]
 
 
 def test_the_table_of_a_run_says_each_word_once(outputs: dict[str, list[Any]]):

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
 from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
@@ -51,6 +52,26 @@ SHOWN_METRICS = (
     "rollout/response_tokens_mean",
     "loss/entropy",
 )
+_CHAT = 'run.chat("TEXT") talks to the model'
+_GENERATE = 'run.generate("PROMPT") samples answers'
+OTHER_NAMES = {
+    "ask": _CHAT,
+    "talk": _CHAT,
+    "sample": _GENERATE,
+    "predict": _GENERATE,
+    "infer": _GENERATE,
+    "complete": _GENERATE,
+    "answer": _GENERATE,
+}
+"""What there is instead of methods that one might try."""
+
+
+class UnknownName(AttributeError):
+    """A run has no such attribute."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: no frames."""
+        return [f"AttributeError: {self}"]
 
 
 @python_interface
@@ -64,6 +85,7 @@ class Run:
         self.path = Path(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
+        self._chat: Chat | None = None
         self._live: TrainingRun | None = None  # during a call of `on_step`
 
     @property
@@ -228,6 +250,7 @@ class Run:
         *,
         samples: int = 1,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
@@ -237,7 +260,8 @@ class Run:
         checkpoint.
 
         The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of
-        chat messages, or a list of questions. Temperature 0 takes the most likely token; without
+        chat messages, or a list of questions. Temperature 0 takes the most likely token; `top_p`
+        samples only the most likely tokens, up to this sum of their probabilities; without
         `max_new_tokens`, the length limit is `rollout.max_response_tokens`; equal seeds give equal
         answers. Returns the answer as text, or `samples` of them in a list; for a list of
         questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
@@ -247,16 +271,41 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.start.generate import OpenModel, answers_of, live_sampler
+        from dapo.start.generate import SamplingOptions, answers_of, live_sampler
 
+        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
         if self._live is not None:
-            return answers_of(
-                live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt
-            )
+            return answers_of(live_sampler(self._live, options), prompt)
+        return answers_of(self._open_model().sampler(options), prompt)
+
+    @property
+    def chat(self) -> Chat:
+        """A conversation with the newest checkpoint: `run.chat("17 + 25?")` answers.
+
+        Later calls continue it; see `Chat`. The model stays loaded until `close()`.
+        """
+        if self._live is not None:
+            raise ConfigError("within on_step, run.generate answers with the present weights")
+        if self._chat is None:
+            self._chat = Chat(self._directory, self._open_model)
+        return self._chat
+
+    def _open_model(self) -> "OpenModel":
+        """Return the newest checkpoint's model, which stays loaded until `close()`."""
+        from dapo.start.generate import OpenModel
+
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
-            self._model = OpenModel(self._directory)
-        return answers_of(self._model.sampler(samples, temperature, max_new_tokens, seed), prompt)
+            self._model = OpenModel.of_run(self.path)
+        return self._model
+
+    if not TYPE_CHECKING:  # otherwise any name would be right for a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the method that there is for a name that one might try."""
+            advice = OTHER_NAMES.get(name)
+            text = f"a run has no attribute {name!r}"
+            raise UnknownName(text if advice is None else f"{text}; {advice}")
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
@@ -277,7 +326,7 @@ class Run:
             )
 
     def close(self) -> None:
-        """Free the model that `generate` loaded."""
+        """Free the model that `generate` and `chat` loaded."""
         if self._model is not None:
             self._model.close()
         self._model = None

@@ -41,7 +41,7 @@ from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.rollout_metrics import mean_of_updates
 from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.start.check import UserCode, load_functions, open_environment
-from dapo.start.generate import answers_of, generation_plan
+from dapo.start.generate import SamplingOptions, answers_of
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
 from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.start.rows import load_rows
@@ -205,12 +205,13 @@ class Session(AbstractContextManager["Session"]):
         *,
         samples: int = 1,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
         """Sample answers from the current model, as `Run.generate` does."""
-        stop_ids = self._loaded.stop_ids
-        plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
+        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
+        plan = options.plan(self.config, self._loaded.stop_ids)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check:

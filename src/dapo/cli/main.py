@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dapo import __version__
-from dapo.cli import analysis_commands, run_commands
+from dapo.cli import analysis_commands, model_commands, run_commands
 from dapo.cli.arguments import (
     DATA,
     REFERENCE,
@@ -38,6 +38,7 @@ app = typer.Typer(
     name="dapo", no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
 )
 app.add_typer(run_commands.commands)
+app.add_typer(model_commands.commands)
 app.add_typer(analysis_commands.commands)
 app.add_typer(
     data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA
@@ -61,6 +62,21 @@ REMOVED_COMMANDS = {
     "whatif": "dapo ablate",
 }
 """The new spelling of each command that was removed."""
+_CHAT = "dapo chat MODEL_OR_RUN talks to a model"
+_GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
+OTHER_NAMES = {
+    "ask": f"{_GENERATE}; {_CHAT}",
+    "sample": _GENERATE,
+    "infer": _GENERATE,
+    "inference": _GENERATE,
+    "predict": _GENERATE,
+    "complete": _GENERATE,
+    "play": _CHAT,
+    "talk": _CHAT,
+    "repl": _CHAT,
+    "serve": f"{_CHAT}; dapo export RUN_DIR OUT_DIR writes a model that vLLM and others serve",
+}
+"""What there is instead of commands that one might try."""
 REMOVED_FLAGS = {
     "check --assume": (
         "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
@@ -137,6 +153,8 @@ def _with_advice(message: str, words: Sequence[str]) -> str:
     command = words[0] if words else ""
     if command in REMOVED_COMMANDS and message.startswith(f"No such command '{command}'"):
         return f"dapo {command} is now: {REMOVED_COMMANDS[command]}"
+    if command in OTHER_NAMES and message.startswith(f"No such command '{command}'"):
+        return f"there is no command {command}; {OTHER_NAMES[command]}"
     for removed, advice in REMOVED_FLAGS.items():
         command_with_flag, _, flag = removed.partition(" ")
         if command == command_with_flag and flag in message:

@@ -73,7 +73,7 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
         _require_environment(config)
         if not elsewhere:
             _require_packages(config)
-            _require_model(config.model.name)
+            require_model(config.model.name)
         functions = load_functions(config)
     time = config.data.template_time
     config = resolve_auto_verifier(config).at_time(time)
@@ -159,7 +159,7 @@ def _require_packages(config: Config) -> None:
         require_package(package, purpose=option, error=ConfigError)
 
 
-def _require_model(name: str) -> None:
+def require_model(name: str) -> None:
     """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
     path = Path(name).expanduser()
     if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):

@@ -34,13 +34,12 @@ from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.build import build_engine, evaluation_plan, open_launcher
 from dapo.start.check import Checked, check
 from dapo.start.episodes import Episodes
+from dapo.start.model_choice import DEFAULT_TOKENS
 from dapo.start.read import Inputs, distinct, read
 from dapo.start.resolve import resolve
 from dapo.start.rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
-
-DEFAULT_TOKENS = 1024  # the response limit without a run; eval.max_response_tokens overrides it
 
 
 @dataclass(frozen=True)
@@ -333,7 +332,8 @@ def open_engine_sampler(
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
     elif launcher is not None:  # engines in other processes may have started without weights
         engine.load_weights(loaded, version=0)
-    return EngineSampler(engine, encoder, plan)
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    return EngineSampler(engine, encoder, plan, positions=positions)
 
 
 _PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwargs"}
