@@ -92,6 +92,11 @@ class EpisodeStarts:
                 results.append(problem)
                 continue
             if answer["prompt"] is None:
+                if is_begun_by_environment(problem):
+                    raise DataError(
+                        "reset returned no prompt, and the problems have none either; return the"
+                        " prompt from reset, or name problems in data.train"
+                    )
                 results.append(problem)
                 continue
             new = replace(problem, prompt=answer["prompt"])
