@@ -14,7 +14,14 @@ from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.config import Config
-from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, VerifierFailed
+from dapo.core.errors import (
+    ConfigError,
+    DapoError,
+    DataError,
+    EnvironmentFailed,
+    LossFailed,
+    VerifierFailed,
+)
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
@@ -372,11 +379,11 @@ def translate_errors(run: Run) -> Iterator[None]:
             run, str(error) or "stopped at once, at the last checkpoint"
         ) from None
     except (VerifierFailed, LossFailed) as error:
-        argument = "loss" if isinstance(error, LossFailed) else "reward"
-        error.args = (
-            (
-                f"{error}; with a corrected function: dapo.resume({str(run.path)!r},"
-                f" {argument}=FUNCTION)"
-            ),
-        )
+        corrected = "loss=FUNCTION" if isinstance(error, LossFailed) else "reward=FUNCTION"
+        kind = "function"
+        if isinstance(error, EnvironmentFailed):
+            corrected = "environment=CLASS"
+            kind = "class"
+        call = f"dapo.resume({str(run.path)!r}, {corrected})"
+        error.args = (f"{error}; with a corrected {kind}: {call}",)
         raise

@@ -17,8 +17,7 @@ from dapo.environments.nonsense import (
     KINDS,
     NOT_DETERMINISTIC,
     Play,
-    advice_on_cuts,
-    reward_of_being_cut,
+    rewarded_cut,
 )
 from dapo.environments.pool import EnvironmentPool
 from dapo.runs.console import SafeConsole
@@ -139,12 +138,13 @@ def print_plays(plays: Sequence[Play]) -> None:
     )
     if any(play.differs for play in plays):
         console.print(NOT_DETERMINISTIC, soft_wrap=True)
-    if (rewards := reward_of_being_cut(plays)) is not None:
-        console.print(advice_on_cuts(rewards), soft_wrap=True)
+    cut = rewarded_cut(plays)
+    if cut is not None:
+        console.print(cut.advice, soft_wrap=True)
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:
     """Return True if two plays differ, the environment fails, or being cut pays."""
-    return reward_of_being_cut(plays) is not None or any(
+    return rewarded_cut(plays) is not None or any(
         play.differs or play.error is not None for play in plays
     )

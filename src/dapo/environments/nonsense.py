@@ -46,6 +46,7 @@ class Play:
     kind: str
     episode: Episode
     differs: bool = False
+    has_tools: bool = False
 
     @property
     def turns(self) -> int:
@@ -192,7 +193,7 @@ class NonsensePlayer:
         if verdict.error is not None:
             error = verdict.error.removeprefix("environment: ")
             episode = replace(episode, error=error)
-        return Play(seed, kind, episode)
+        return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
@@ -214,35 +215,54 @@ def is_unusable(plays: Sequence[Play]) -> bool:
     return all(2 * failed[kind] > KINDS.count(kind) for kind in _ENDED)
 
 
-def reward_of_being_cut(
-    plays: Sequence[Play], *, penalty: float = 0.0
-) -> tuple[float, float] | None:
-    """Return the rewards of a turn that is cut and of answering wrongly, if the first is higher.
+@dataclass(frozen=True)
+class RewardedCut:
+    """A turn that is cut at the limit of tokens gets a higher reward than a wrong answer."""
 
-    `penalty` is taken from the reward of a turn that is cut. None if answering pays at least as
-    much. The rewards are means, and those of wrong answers the lowest of the kinds of turns.
+    cut: float
+    wrong: float
+    goes_on: bool
+    """Whether an episode continues after wrong answers until no turns are left."""
+    has_tools: bool
+
+    @property
+    def advice(self) -> str:
+        """A sentence with what to write."""
+        wrong = f"{self.wrong:.3g}"
+        result = f"StepResult(reward={wrong}, done=True)"
+        if self.has_tools:
+            change = f"let get_reward return at most {wrong} where no tool has been called"
+        elif self.goes_on:
+            change = (
+                f"let a wrong turn end the episode with `{result}`, and give the environment `def"
+                f" end(self): return {result}`"
+            )
+        else:
+            change = f"give the environment `def end(self): return {result}`"
+        return (
+            f"a turn that is cut at the limit of tokens gets {self.cut:.3g}, and wrong answers"
+            f" {wrong}, so the policy learns never to end its turn; {change}"
+        )
+
+
+def rewarded_cut(plays: Sequence[Play], *, penalty: float = 0.0) -> RewardedCut | None:
+    """Return the rewards of being cut and of wrong answers if being cut is rewarded more.
+
+    `penalty` is taken from the reward of a turn that is cut. The reward of wrong answers is the
+    mean of the kind of turns with the lowest one.
     """
     valid = [play for play in plays if play.error is None]
     cut = [play.reward - penalty for play in valid if play.kind == CUT]
-    wrong = [
-        fmean(rewards)
-        for kind in ANSWERS
-        if (rewards := [p.reward for p in valid if p.kind == kind and p.correct is not True])
-    ]
-    if not cut or not wrong or not fmean(cut) > min(wrong):
+    wrong = []
+    for kind in ANSWERS:
+        of_kind = [play for play in valid if play.kind == kind and play.correct is not True]
+        if of_kind:
+            goes_on = any(play.episode.is_cut for play in of_kind)
+            wrong.append((fmean(play.reward for play in of_kind), goes_on))
+    if not cut or not wrong or fmean(cut) <= min(wrong)[0]:
         return None
-    return fmean(cut), min(wrong)
-
-
-def advice_on_cuts(rewards: tuple[float, float]) -> str:
-    """Say what to write where being cut is rewarded more than answering wrongly."""
-    cut, wrong = rewards
-    return (
-        f"a turn that is cut at the limit of tokens gets {cut:g}, and a wrong answer {wrong:g}: the"
-        " policy learns never to end its turn; give the environment `def end(self): return"
-        f" StepResult(reward={wrong:g}, done=True)`, so that an episode that is cut gets no more"
-        " than one that answers wrongly"
-    )
+    least, goes_on = min(wrong)
+    return RewardedCut(fmean(cut), least, goes_on, any(play.has_tools for play in plays))
 
 
 NOT_DETERMINISTIC = (
@@ -255,7 +275,7 @@ NOT_DETERMINISTIC = (
 def faults_of(plays: Sequence[Play], *, penalty: float | None = 0.0) -> list[str]:
     """Return a sentence for each fault of an environment with which a run can still train.
 
-    `penalty` is that of `reward_of_being_cut`; None: the rewards of the environment do not train.
+    `penalty` is that of `rewarded_cut`; None: the rewards of the environment do not train.
     """
     faults = []
     failed = [play for play in plays if play.error is not None]
@@ -267,9 +287,9 @@ def faults_of(plays: Sequence[Play], *, penalty: float | None = 0.0) -> list[str
         )
     if any(play.differs for play in plays):
         faults.append(NOT_DETERMINISTIC)
-    rewards = None if penalty is None else reward_of_being_cut(plays, penalty=penalty)
-    if rewards is not None:
-        faults.append(advice_on_cuts(rewards))
+    cut = None if penalty is None else rewarded_cut(plays, penalty=penalty)
+    if cut is not None:
+        faults.append(cut.advice)
     return faults
 
 

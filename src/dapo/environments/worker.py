@@ -15,6 +15,7 @@ from dapo.processes.worker import Answer, run
 from dapo.rewards.verdicts import problem_of_frame
 
 _MAX_REASON_CHARS = 1000
+_WRONG_RESULT = (TypeError, ValueError, ArithmeticError)
 
 
 @dataclass
@@ -98,23 +99,25 @@ def _prompt(environment: Environment, prompt: Any) -> dict[str, Any] | Failure:
     """Return what `reset` returned, or why it cannot be used, and where it is defined."""
     try:
         return {"prompt": prompt_to_json(prompt)}
-    except (TypeError, ValueError) as error:
+    except _WRONG_RESULT as error:
         return Failure(f"{error}{place_of(_users_method(environment, 'reset'))}")
 
 
-def _result(environment: Environment, name: str, value: Any) -> dict[str, Any] | Failure:
+def _result(environment: Environment, call: str, value: Any) -> dict[str, Any] | Failure:
     """Return what a method returned, or why it cannot be used, and where it is defined."""
     try:
         return result_to_json(value)
-    except (TypeError, ValueError) as error:
-        return Failure(f"{name}: {error}{place_of(_users_method(environment, name))}")
+    except _WRONG_RESULT as error:
+        method = _users_method(environment, call)
+        name = getattr(method, "__name__", call)
+        return Failure(f"{name}: {error}{place_of(method)}")
 
 
-def _users_method(environment: Environment, name: str) -> object:
+def _users_method(environment: Environment, call: str) -> object:
     """Return the method that answers a call; that of the user, where an adapter stands before it."""
     if isinstance(environment, ToolEnvironment):
-        return environment.method_of_state(name)
-    return getattr(environment, name, None)
+        return environment.method_of_state(call)
+    return getattr(environment, call, None)
 
 
 if __name__ == "__main__":

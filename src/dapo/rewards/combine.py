@@ -111,17 +111,22 @@ class RewardSpec:
             return error_verdict(
                 f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
             )
-        decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
+        decided = {
+            name: verdict.correct
+            for name, verdict in applied.items()
+            if verdict.correct is not None
+        }
         reaches_threshold = None if self.threshold is None else score >= self.threshold
         answer = next(
             (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
         )
-        components = {name: o.score for name, o in applied.items()} if len(self.weights) > 1 else {}
+        are_several = len(self.weights) > 1
         return Verdict(
-            all(decided) if decided else reaches_threshold,
+            all(decided.values()) if decided else reaches_threshold,
             score,
             answer=answer,
-            components=components,
+            components={name: o.score for name, o in applied.items()} if are_several else {},
+            deciders=tuple(decided) if are_several else (),
         )
 
 
