@@ -17,6 +17,7 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
+from dapo.rewards.combine import RewardSpec
 from dapo.runs.outcomes import Outcome
 from dapo.sampling.batch import Sampling, SamplingPlan, collect
 from dapo.sampling.dynamic_sampling import DynamicSampler, RollingErrorRate
@@ -319,6 +320,14 @@ def test_groups_that_are_dropped_although_their_scores_differ_are_counted_with_w
     word = "correct" if correct else "wrong"
     assert advice.startswith(f"In 1 of the 2 groups all {word} the scores differ, but {who}, and")
     assert change in advice
+
+
+def test_a_combined_verdict_names_which_of_several_verifiers_decide():
+    spec = RewardSpec.of({"exact": 1.0, "digits": 0.2})
+    combined = spec.combine([Verdict(False, -1.0), Verdict(None, 3.0)])
+    assert (combined.correct, combined.deciders) == (False, ("exact",))
+    assert spec.combine([Verdict(None, 1.0), Verdict(None, 3.0)]).deciders == ()
+    assert RewardSpec.of("exact").combine([Verdict(True, 1.0)]).deciders == ()
 
 
 def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice():

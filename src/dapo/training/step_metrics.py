@@ -143,7 +143,8 @@ def report_step(
             "step 1: the reward gives scores, neither correct nor wrong, so that there is no"
             " accuracy; reward.threshold=1 would count scores of at least 1 as correct"
         )
-    if step == 1 and (notice := _notice_of_deciders(batch, run.config)):
+    notice = _notice_of_deciders(batch, run.config) if step == 1 else None
+    if notice is not None:
         run.tracker.message(f"step 1: {notice}")
     state.entropy_collapse_steps = entropy_collapse_steps(metrics, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
