@@ -195,7 +195,7 @@ def failure_of(
     if most_frequent.startswith(_OF_ENVIRONMENT):
         test = reward_test
         if reward_test.startswith("dapo test") and "--data" not in reward_test:
-            test = f"{reward_test.removesuffix(' --reward')} --environment"
+            test = reward_test.removesuffix(" --reward") + " --environment"
         return EnvironmentFailed(f"{text}\nCorrect the environment ({test} plays it), and continue")
     return VerifierFailed(
         f"{text}\nCorrect the verifier or the references ({reward_test} shows its verdicts), and"
