@@ -18,7 +18,11 @@ LARGEST = 20
 
 
 class GuessNumber:
-    """Pays .2 for a guess within the known bounds, -.2 for another, and 1 for the number."""
+    """Pays .2 for a guess within the known bounds, 1 for the number, and -1 where the game is lost.
+
+    A turn without a number loses it, and so does one that is cut at the limit of tokens: were that
+    not the lowest reward, the model would learn never to end its turn.
+    """
 
     def reset(self, problem: Any, seed: int) -> str:
         """Choose the number by the seed; return the prompt."""
@@ -31,7 +35,7 @@ class GuessNumber:
         """Answer a guess with a hint, or end the game."""
         found = re.search(r"\d{1,4}", action)
         if found is None:
-            return StepResult("Reply with one number.", reward=-0.2)
+            return self.end()
         guess = int(found[0])
         if guess == self.number:
             return StepResult(reward=1.0, done=True)
@@ -42,7 +46,11 @@ class GuessNumber:
         else:
             self.high = min(self.high, guess - 1)
             hint = f"My number is lower than {guess}."
-        return StepResult(hint, reward=0.2 if follows_hints else -0.2)
+        return StepResult(hint, reward=0.2 if follows_hints else 0.0)
+
+    def end(self) -> StepResult:
+        """End a game for which no tokens or no turns are left."""
+        return StepResult(reward=-1.0, done=True)
 
 
 def train(model: str = "smollm2-135m-instruct", **options: Any) -> dapo.Run:

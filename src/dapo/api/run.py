@@ -21,6 +21,7 @@ from dapo.core.errors import (
     ConfigError,
     DapoError,
     DataError,
+    EnvironmentFailed,
     LossFailed,
     VerifierFailed,
 )
@@ -485,13 +486,13 @@ def translate_errors(run: Run) -> Iterator[None]:
             reason = "stopped by the stop button" if notebook_display() else str(error)
         raise TrainingInterrupted(run, f"{reason}, {_saved_step(run)}", is_saved=is_saved) from None
     except (VerifierFailed, LossFailed) as error:
-        argument = "loss" if isinstance(error, LossFailed) else "reward"
-        error.args = (
-            (
-                f"{error}; with a corrected function: dapo.resume({str(run.path)!r},"
-                f" {argument}=FUNCTION)"
-            ),
-        )
+        corrected = "loss=FUNCTION" if isinstance(error, LossFailed) else "reward=FUNCTION"
+        kind = "function"
+        if isinstance(error, EnvironmentFailed):
+            corrected = "environment=CLASS"
+            kind = "class"
+        call = f"dapo.resume({str(run.path)!r}, {corrected})"
+        error.args = (f"{error}; with a corrected {kind}: {call}",)
         _add_run(error, run)
         raise
     except ListenerFailed as error:

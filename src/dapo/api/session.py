@@ -181,7 +181,11 @@ class Session(AbstractContextManager["Session"]):
         config = self.config
         step = self.step + 1
         require_groups(
-            batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged"
+            batch.batch,
+            step=step,
+            empty_steps=self._empty_steps,
+            reward_test="batch.judged",
+            config=config,
         )
         self._engine.drop_weights()
         self._engine_version = None
@@ -333,8 +337,8 @@ class Session(AbstractContextManager["Session"]):
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)
-            response_tokens = config.rollout.max_response_tokens + config.max_observed_tokens
-            require_fit(problems, self._encoder, self._loaded, response_tokens)
+            limit = config.rollout.max_response_tokens
+            require_fit(problems, self._encoder, self._loaded, config, limit)
             for note in notes:
                 print_text(note)
             self._problems[key] = problems

@@ -117,7 +117,7 @@ def model_pass_rates(
     order = keyed_permutation(len(fitting), config.train.seed, "stats")
     sample = [fitting[index] for index in sorted(order[:count])]
     plan = evaluation_plan(config, loaded.stop_ids)
-    require_fit(sample, encoder, loaded, plan.max_response_tokens)
+    require_fit(sample, encoder, loaded, config, plan.max_response_tokens)
     with ExitStack() as stack:
         code = stack.enter_context(check(config, training=False)).code
         assert code.judge is not None

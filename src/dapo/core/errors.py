@@ -69,6 +69,10 @@ class VerifierFailed(RewardError):
     exit_code = 1
 
 
+class EnvironmentFailed(VerifierFailed):
+    """Too many episodes have no verdict, because their environment fails."""
+
+
 class ShortfallError(DapoError):
     """Dynamic sampling reached its bound without enough informative groups; causes are counted."""
 

@@ -115,20 +115,26 @@ class RewardSpec:
             return error_verdict(
                 f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
             )
-        decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
+        decided = {
+            name: verdict.correct
+            for name, verdict in applied.items()
+            if verdict.correct is not None
+        }
         reaches_threshold = None if self.threshold is None else score >= self.threshold
         answer = next(
             (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
         )
+        are_several = len(self.weights) > 1
         components = {}
-        if len(self.weights) > 1:
+        if are_several:
             labels = component_labels(self.weights)
             components = {labels[name]: verdict.score for name, verdict in applied.items()}
         return Verdict(
-            all(decided) if decided else reaches_threshold,
+            all(decided.values()) if decided else reaches_threshold,
             score,
             answer=answer,
             components=components,
+            deciders=tuple(decided) if are_several else (),
         )
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config, ModelConfig
 from dapo.config.data_spec import Source, kinds
+from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.data.demonstrations import load_demonstrations
@@ -79,9 +80,7 @@ def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None =
     response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
     if training:
         response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-    require_fit(
-        [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
-    )
+    require_fit([*problems, *held_out], encoder, loaded, config, response_tokens)
     config = resolve_engine(config, loaded.model)
     return Inputs(
         config,
@@ -156,19 +155,42 @@ def drop_long(
 
 
 def require_fit(
-    problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
+    problems: Sequence[Problem],
+    encoder: PromptEncoder,
+    loaded: LoadedModel,
+    config: Config,
+    response_tokens: int,
 ) -> None:
-    """Raise ConfigError if the longest prompt and a response exceed the model's positions."""
+    """Check that the longest prompt and a response, or an episode, have room in the model.
+
+    Args:
+        problems: the problems, whose prompts are encoded.
+        encoder: encodes them.
+        loaded: the model.
+        config: the options, with the observations of an episode.
+        response_tokens: the most tokens that are sampled for one response.
+
+    Raises ConfigError with the terms of the sum, and the largest one to lower.
+    """
+    sampled_tokens = response_tokens
+    response_tokens += config.max_observed_tokens
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is None:  # the model's files name none
         return
     prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
-    if prompt_tokens + response_tokens > limit:
+    if prompt_tokens + response_tokens <= limit:
+        return
+    if not config.max_observed_tokens:
         raise ConfigError(
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the"
             f" {limit} positions of {loaded.name}; lower rollout.max_response_tokens (or"
             " eval.max_response_tokens) or data.max_prompt_tokens"
         )
+    raise ConfigError(
+        f"a prompt of {prompt_tokens} tokens and an episode of {response_tokens} exceed the {limit}"
+        f" positions of {loaded.name}; {length_as_sum(config, sampled_tokens)};"
+        f" {lower_lengths(config, sampled_tokens, prompt_tokens)}"
+    )
 
 
 def read_model_and_encoder(
@@ -222,8 +244,8 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
     if positions is not None and positions < longest:
         raise ConfigError(
             f"loss.reference.model={teacher.name} has {positions} positions, and a prompt with its"
-            f" response may have {longest}; lower data.max_prompt_tokens or"
-            " rollout.max_response_tokens"
+            f" response may have {longest};"
+            f" {lower_lengths(config, config.rollout.max_response_tokens, config.data.max_prompt_tokens)}"
         )
     if config.loss.teacher == config.model.name:
         return [f"the teacher {teacher.name} is the model that trains: the divergence starts at 0"]

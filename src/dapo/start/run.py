@@ -133,6 +133,7 @@ def new_run(
     unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
     checked = replace(checked, notes=[*checked.notes, *unused])
     inputs = _read(resolve(with_exported_runs(checked)))
+    _try_environment(inputs)
     config = inputs.config
     manifest = make_manifest(
         command,
@@ -206,6 +207,8 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
             require_optimizer_state(checkpoint, damage)
         with with_start_folder(directory):
             inputs = _read(resolve(stack.enter_context(check(config))))
+        if config.environment != stored_config.environment:
+            _try_environment(inputs)
         save_tokenizer(directory, loaded=inputs.loaded)
         yield ReadyRun(inputs, directory, overrides)
 
@@ -230,6 +233,12 @@ def _is_last(checkpoint: Path, config: Config) -> bool:
 def _read(resolved: Resolved) -> Inputs:
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
         return read(resolved, on_progress=update_progress)
+
+
+def _try_environment(inputs: Inputs) -> None:
+    """Play the environment with nonsense, and note its faults. Raises ConfigError if it fails."""
+    if inputs.episodes is not None and not inputs.config.is_supervised:
+        inputs.notes.extend(inputs.episodes.try_out(inputs.train))
 
 
 def run_training(

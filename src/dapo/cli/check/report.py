@@ -7,6 +7,7 @@ from math import ceil
 from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.cli.formatting import plural
 from dapo.config import Config, LoraConfig, ModelConfig
+from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
@@ -274,14 +275,19 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield each reason why the configuration cannot run, with the option to change."""
     config = estimate.config
     dimensions = estimate.dimensions
-    if (
-        dimensions.max_positions is not None
-        and config.rollout.max_response_tokens >= dimensions.max_positions
-    ):
-        yield (
-            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a"
-            f" prompt in the {dimensions.max_positions:,} positions of the model"
-        )
+    limit = config.rollout.max_response_tokens
+    positions = dimensions.max_positions
+    if positions is not None and limit + config.max_observed_tokens >= positions:
+        if config.max_observed_tokens:
+            yield (
+                f"an episode of at most {length_as_sum(config, limit)} leaves no room for a prompt"
+                f" in the {positions:,} positions of the model; {lower_lengths(config, limit)}"
+            )
+        else:
+            yield (
+                f"rollout.max_response_tokens={limit} leaves no room for a prompt in the"
+                f" {positions:,} positions of the model"
+            )
     if not estimate.config.is_multiprocess:
         yield from _too_large(estimate, "the process", estimate.process_memory())
         return
@@ -321,9 +327,7 @@ def _too_large(
         return
     largest = max(breakdown, key=lambda name: breakdown[name])
     fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate))
-    fixes = fixes or [
-        "use a smaller model or a machine with more memory, or lower rollout.max_response_tokens"
-    ]
+    fixes = fixes or [f"use a smaller model or a machine with more memory, or {_shorter(estimate)}"]
     is_cpu = estimate.profile.device == "cpu"
     note = ""
     if is_cpu:
@@ -332,6 +336,14 @@ def _too_large(
         f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is"
         f" {largest} ({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
     )
+
+
+def _shorter(estimate: ResourceEstimate) -> str:
+    """Return the options to lower for shorter sequences."""
+    config = estimate.config
+    if not config.max_observed_tokens:
+        return "lower rollout.max_response_tokens"
+    return lower_lengths(config, config.rollout.max_response_tokens)
 
 
 def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
@@ -366,7 +378,7 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         return
     remaining = available - (total - cache)
     requirement = f"{_gib(total)}"
-    fix = "use a smaller model, or lower rollout.max_response_tokens"
+    fix = f"use a smaller model, or {_shorter(estimate)}"
     if remaining > 0 and kind.cache_option is not None:
         limit = (
             remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache
