@@ -29,6 +29,7 @@ from dapo.start.build import build
 from dapo.start.check import check
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
+from dapo.start.rows import read_data
 from dapo.training.state import Run
 from dapo.training.train import train
 
@@ -299,7 +300,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
 def open_case(case: Case, config: Config, path: Path) -> Iterator[Run]:
     """The run of a case before its first step; its engine samples in this process."""
     with check(config.changed("rollout", engines=0)) as checked:
-        inputs = read(resolve(checked))
+        inputs = read(resolve(checked), read_data(checked))
         if not case.in_processes:
             reward = inputs.config.reward
             judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)

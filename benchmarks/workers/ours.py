@@ -36,6 +36,7 @@ from dapo.start.build import build
 from dapo.start.check import check
 from dapo.start.read import read
 from dapo.start.resolve import resolve
+from dapo.start.rows import read_data
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
@@ -144,7 +145,7 @@ class Ours:
         the most tokens.
         """
         checked = self._stack.enter_context(check(load_config(config, overrides)))
-        self.inputs = read(resolve(checked))
+        self.inputs = read(resolve(checked), read_data(checked))
         self.config = self.inputs.config
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())

@@ -28,6 +28,7 @@ from dapo.runs.metrics_file import truncate_after
 from dapo.start.check import check
 from dapo.start.read import read
 from dapo.start.resolve import resolve
+from dapo.start.rows import read_data
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
@@ -51,7 +52,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_of(config: Config, *, problems: int | None = None, samples: int | None = None) -> Probe:
     with check(config) as checked:
-        return probe_run(read(resolve(checked)), problems=problems, samples=samples)
+        return probe_run(
+            read(resolve(checked), read_data(checked)), problems=problems, samples=samples
+        )
 
 
 @pytest.fixture(scope="module")

@@ -389,7 +389,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.cli.eval_report import evaluation_json, print_evaluation
     from dapo.start.evaluate import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
@@ -408,6 +407,8 @@ def evaluate(
             if compare
             else evaluate_model(model_or_run or "", request)
         )
+    from dapo.cli.eval_report import evaluation_json, print_evaluation
+
     if as_json:
         print_json(evaluation_json(evaluation, by_problem=by_problem))
     else:

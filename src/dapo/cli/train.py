@@ -42,33 +42,41 @@ def start_run(
         config_name: the name of the configuration, for a directory without `run_dir`.
         max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
     """
+    from dapo.start.rows import read_data
+
     path = run_dir or default_run_path(config_name, datetime.now())
     require_new_run(path)
     with check(config) as checked:
+        data = read_data(checked)
         if sys.stdout.isatty():  # imports and loading take a while and print nothing
             print_text(
-                f"the verifier is ready; loading {config.model.name} and"
-                f" {config.data.train_source.label} ..."
+                f"the verifier and {config.data.train_source.label} are ready; loading"
+                f" {config.model.name} ..."
             )
         from dapo.start.run import RunCallbacks, new_run, run_training
 
-        with new_run(checked, path, command=sys.argv) as ready:
+        with new_run(checked, data, path, command=sys.argv) as ready:
             run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
     report(ready.config, ready.directory)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
-    from dapo.start.run import Finished, RunCallbacks, continued_run, end_run, run_training
+    from dapo.start.resume import Ended, checked_run
 
-    with continued_run(path, overrides) as run:
-        if isinstance(run, Finished):
-            end_run(run.config, run.directory, warn=warn)
-        else:
-            run_training(run, RunCallbacks(warn))
-    report(run.config, run.directory)
-    if isinstance(run, Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
-        print_text(f"\n{run.advice}")
+    with checked_run(path, overrides) as run:
+        if isinstance(run, Ended):
+            if not run.is_complete:
+                from dapo.start.run import end_run
+
+                end_run(run.config, run.directory, warn=warn)
+            print_text(run.advice)
+            return
+        from dapo.start.run import RunCallbacks, ready_to_continue, run_training
+
+        ready = ready_to_continue(run)
+        run_training(ready, RunCallbacks(warn))
+    report(ready.config, ready.directory)
 
 
 def report(config: Config, directory: RunDirectory) -> None:

@@ -3,6 +3,7 @@ about a second.
 """
 
 import os
+import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +16,13 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
+from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.pool import VerifierPool
+from dapo.runs.directory import RunDirectory
 from dapo.types import Group
 
 if TYPE_CHECKING:
@@ -73,7 +76,8 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
         _require_environment(config)
         if not elsewhere:
             _require_packages(config)
-            _require_model(config.model.name)
+            require_model(config.model.name)
+            _require_teacher(config)
         functions = load_functions(config)
     time = config.data.template_time
     config = resolve_auto_verifier(config).at_time(time)
@@ -157,15 +161,33 @@ def _require_packages(config: Config) -> None:
     requirements += [("model.lora", "peft")] if config.model.lora is not None else []
     for option, package in requirements:
         require_package(package, purpose=option, error=ConfigError)
+    require_engine = config.rollout.engine_kind.require_package
+    if require_engine is not None:
+        pkgutil.resolve_name(require_engine)(config)
 
 
-def _require_model(name: str) -> None:
-    """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
-    path = Path(name).expanduser()
-    if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
+def _require_teacher(config: Config) -> None:
+    """Raise ConfigError if the model of `loss.reference.model` is missing."""
+    if config.loss.teacher is None or config.loss.server is not None:
         return
-    if path.is_absolute() or name.startswith(".") or "/" in name:
-        raise ConfigError(f"model {name!r}: there is no such directory")
+    try:
+        require_model(config.loss.teacher)
+    except ConfigError as error:
+        raise ConfigError(f"loss.reference.model: {error}") from None
+
+
+def require_model(name: str) -> None:
+    """Raise ConfigError if a name is not an alias, a directory of a model or a Hugging Face id.
+
+    Runs are models, too: their checkpoint is exported when it is loaded.
+    """
+    path = Path(name).expanduser()
+    if name in MODEL_ALIASES or RunDirectory.is_run(path):
+        return
+    if os.path.lexists(path) or "/" in name or name.startswith((".", "~")):
+        if require_model_files(name) == name:
+            require_hub_model(name)
+        return
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")
     raise ConfigError(
         f"model {name!r} is not an alias ({', '.join(MODEL_ALIASES)}), a directory here or a"

@@ -1,19 +1,69 @@
-"""Reads the rows of a run's data, and warns of those that its reward cannot judge."""
+"""Reads the rows of a run's data before torch is imported, and warns of those that its reward
+cannot judge.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dapo.config import DataConfig, RewardConfig
+from dapo.config.data_spec import Source, kinds
+from dapo.data.demonstrations import load_demonstrations
 from dapo.data.prepare.stats import conflicting_answers
-from dapo.data.problems import load_problems
+from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
-from dapo.start.check import UserCode
+from dapo.start.check import Checked, UserCode
 from dapo.types import Problem, Prompt, content_text
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The problems of a run, as its data files have them."""
+
+    train: list[Problem]  # demonstrations for supervised training; empty for an evaluation
+    held_out: list[Problem]
+    notes: list[str]
+    # copies of each held-out problem in the file, if all problems have equally many; else 1
+    copies: int = 1
+
+
+def read_data(checked: Checked, *, training: bool = True) -> RunData:
+    """Read training problems or demonstrations, and held-out problems, which are never trained on.
+
+    For an evaluation (`training` is False) only held-out problems are read. Raises DataError for a
+    file or a column that is missing, and RewardError if the reward can judge no row.
+    """
+    config = checked.config
+    problems = list[Problem]()
+    notes = list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, checked.code, "train")
+    held_out = list[Problem]()
+    copies = 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config.data, config.reward, checked.code, "eval")
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
+    if removed:
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    return RunData(problems, held_out, notes, copies)
+
+
+def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
+    """Remove copies of problems; also return the copies per problem if they are equally many."""
+    counted = unique_problems(problems)
+    counts = {count for _, count in counted}
+    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
+    return [problem for problem, _ in counted], copies
 
 
 def load_rows(

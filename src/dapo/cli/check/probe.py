@@ -25,6 +25,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.start.check import Checked
 from dapo.start.read import read
 from dapo.start.resolve import resolve
+from dapo.start.rows import read_data
 
 _BAR = 30
 _WIDTH = 110
@@ -35,7 +36,7 @@ def run_probe(checked: Checked, problems: int | None, samples: int | None) -> tu
 
     Returns the resolved options, too.
     """
-    inputs = read(resolve(checked))
+    inputs = read(resolve(checked), read_data(checked))
     with progress("probe") as show:
         show(0, problems or default_problems(inputs.config))
         probe = probe_run(inputs, problems=problems, samples=samples, on_progress=show)
