@@ -26,10 +26,9 @@ from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 from dapo.training.state import Run
 from dapo.training.train import train
 

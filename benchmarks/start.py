@@ -16,10 +16,9 @@ from pathlib import Path
 
 _MEASURED = """
 import sys, time
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 from dapo.config import build_config
 imported_s = time.process_time()
 raw = {"model": sys.argv[2], "data": {"train": sys.argv[1]}, "reward": {"verifier": "math"}}

@@ -33,10 +33,9 @@ from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
 from dapo.sampling.continuous import ContinuousSampling
 from dapo.start.build import build
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 

@@ -25,10 +25,9 @@ from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics

@@ -17,10 +17,9 @@ from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
-from dapo.start.check import Checked, check, load_functions
+from dapo.start.check import Checked, check, load_functions, read_data
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 

@@ -18,8 +18,7 @@ from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
-from dapo.start.check import check
-from dapo.start.rows import read_data
+from dapo.start.check import check, read_data
 from dapo.start.run import RunCallbacks, new_run, run_training
 from helpers.paths import TINY
 from helpers.tiny_runs import tiny

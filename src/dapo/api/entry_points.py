@@ -156,8 +156,7 @@ def train(
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
     built, scaled = build_scaled(base, values, where="dapo.train")
-    from dapo.start.check import check
-    from dapo.start.rows import read_data
+    from dapo.start.check import check, read_data
     from dapo.start.run import new_run, run_training
 
     if scaled:

@@ -329,7 +329,7 @@ class Session(AbstractContextManager["Session"]):
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config.data, config.reward, code, "train")
+                rows, notes = load_rows(config.data, config.reward, code.needed_columns, "train")
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)

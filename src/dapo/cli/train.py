@@ -22,7 +22,7 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
@@ -42,8 +42,6 @@ def start_run(
         config_name: the name of the configuration, for a directory without `run_dir`.
         max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
     """
-    from dapo.start.rows import read_data
-
     path = run_dir or default_run_path(config_name, datetime.now())
     require_new_run(path)
     with check(config) as checked:

@@ -1,5 +1,5 @@
-"""The first step of a start: checks the options and loads the user's code, without torch and in
-about a second.
+"""The first step of a start: checks the options, loads the user's code and reads the data, without
+torch and in about a second.
 """
 
 import os
@@ -18,12 +18,15 @@ from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
 from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
+from dapo.data.demonstrations import load_demonstrations
+from dapo.data.problems import remove_overlap
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.types import Group
+from dapo.start.rows import RunData, distinct, load_rows
+from dapo.types import Group, Problem
 
 if TYPE_CHECKING:
     from dapo.policy.custom_loss import CustomLoss
@@ -89,6 +92,33 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
     ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
         yield Checked(config, code)
+
+
+def read_data(checked: Checked, *, training: bool = True) -> RunData:
+    """Read training problems or demonstrations, and held-out problems, which are never trained on.
+
+    For an evaluation (`training` is False) only held-out problems are read. Raises DataError for a
+    file or a column that is missing, and RewardError if the reward can judge no row.
+    """
+    config = checked.config
+    columns = checked.code.needed_columns
+    problems = list[Problem]()
+    notes = list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, columns, "train")
+    held_out = list[Problem]()
+    copies = 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config.data, config.reward, columns, "eval")
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
+    if removed:
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    return RunData(problems, held_out, notes, copies)
 
 
 @contextmanager

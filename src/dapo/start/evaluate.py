@@ -32,8 +32,8 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.check import Checked, check, require_model
-from dapo.start.rows import RunData, read_data
+from dapo.start.check import Checked, check, read_data, require_model
+from dapo.start.rows import RunData
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 

@@ -14,9 +14,9 @@ from dapo.core.errors import ConfigError
 from dapo.runs.checkpoints import has_weights_only, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.check import Checked, check
+from dapo.start.check import Checked, check, read_data
 from dapo.start.fork import require_same_preset
-from dapo.start.rows import RunData, read_data
+from dapo.start.rows import RunData
 from dapo.training.checkpoint_writer import os_errors_as_dapo_errors
 from dapo.training.saved_state import read_state
 

@@ -3,21 +3,19 @@ cannot judge.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dapo.config import DataConfig, RewardConfig
 from dapo.config.data_spec import Source, kinds
-from dapo.data.demonstrations import load_demonstrations
 from dapo.data.prepare.stats import conflicting_answers
-from dapo.data.problems import load_problems, remove_overlap, unique_problems
+from dapo.data.problems import load_problems, unique_problems
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
-from dapo.start.check import Checked, UserCode
 from dapo.types import Problem, Prompt, content_text
 
 
@@ -32,32 +30,6 @@ class RunData:
     copies: int = 1
 
 
-def read_data(checked: Checked, *, training: bool = True) -> RunData:
-    """Read training problems or demonstrations, and held-out problems, which are never trained on.
-
-    For an evaluation (`training` is False) only held-out problems are read. Raises DataError for a
-    file or a column that is missing, and RewardError if the reward can judge no row.
-    """
-    config = checked.config
-    problems = list[Problem]()
-    notes = list[str]()
-    if training and config.is_supervised:
-        problems = load_demonstrations(config.data.train_source)
-    elif training:
-        problems, notes = load_rows(config.data, config.reward, checked.code, "train")
-    held_out = list[Problem]()
-    copies = 1
-    if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, checked.code, "eval")
-        held_out, copies = distinct(rows, source)
-        notes += warnings
-    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
-    if removed:
-        kind = "demonstrations" if config.is_supervised else "training problems"
-        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
-    return RunData(problems, held_out, notes, copies)
-
-
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
     """Remove copies of problems; also return the copies per problem if they are equally many."""
     counted = unique_problems(problems)
@@ -67,12 +39,13 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
 
 
 def load_rows(
-    data: DataConfig, verifier: RewardConfig, code: UserCode, split: Split
+    data: DataConfig, verifier: RewardConfig, columns: Mapping[str, Collection[str]], split: Split
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
-    The reward's `verifier` is not `auto`. Raises DataError if rows lack a column that the user's
-    functions read, and RewardError if the reward can judge no row.
+    The reward's `verifier` is not `auto`, and `columns` are those that each of the user's functions
+    requires. Raises DataError if rows lack one of them, and RewardError if the reward can judge no
+    row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -80,7 +53,7 @@ def load_rows(
     texts: dict[str, str] = {}
     rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
     where = f"data.{split}"
-    require_columns(rows, code.needed_columns, where=where)
+    require_columns(rows, columns, where=where)
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")

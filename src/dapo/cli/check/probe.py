@@ -22,10 +22,9 @@ from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.start.check import Checked
+from dapo.start.check import Checked, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
-from dapo.start.rows import read_data
 
 _BAR = 30
 _WIDTH = 110
