@@ -15,7 +15,7 @@ from dapo.config.data_spec import kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
-from dapo.core.loading import load_callable, require_package
+from dapo.core.loading import load_callable, module_file, require_package
 from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
 from dapo.data.demonstrations import load_demonstrations
@@ -159,10 +159,13 @@ def load_functions(config: Config) -> UserCode:
     if name is not None:
         keep_group = load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
     loss = None
-    if config.loss.function is not None:
+    name = config.loss.function
+    if name is not None:
+        if module_file(name.partition(":")[0]) is None:
+            load_callable(name, error=ConfigError, option="loss.function=")  # raises, without torch
         from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
 
-        loss = load_loss(config.loss.function)
+        loss = load_loss(name)
     return UserCode(keep_group=keep_group, loss=loss)
 
 
