@@ -16,7 +16,6 @@ from pathlib import Path
 
 from helpers.paths import ROOT, TESTS
 
-
 IMPORTED_ONCE = ("dapo.cli.main", "dapo.config")
 """What nearly all commands import; its seconds are counted for each of them."""
 
