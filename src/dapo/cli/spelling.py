@@ -134,7 +134,8 @@ def _setting_of(word: str, words: Sequence[str]) -> str | None:
         return shlex.quote(f"{option}=[{first},{word}]")
     if colon and _is_option(name):
         return shlex.quote(f"{name}={value}")
-    value = "VALUE" if not after or "=" in after else after
+    is_value = bool(after) and "=" not in after and not after.startswith("--")
+    value = after if is_value else "VALUE"
     if _is_option(word):
         return shlex.quote(f"{word}={value}")
     hint = _hint(word, value)

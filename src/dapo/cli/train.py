@@ -14,8 +14,9 @@ from typing import Any
 from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
+from dapo.core.errors import CheckpointError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
-from dapo.runs.checkpoints import has_weights_only
+from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
@@ -165,7 +166,7 @@ def export_run(
 def fork_run(
     path: Path,
     *,
-    step: int,
+    step: int | None,
     overrides: Sequence[str],
     times: int | None,
     run_dir: Path | None,
@@ -178,7 +179,7 @@ def fork_run(
 
     Args:
         path: the parent, a run.
-        step: the step of the checkpoint that the forks start from.
+        step: the step of the checkpoint that the forks start from; None: the newest one.
         overrides: options that differ from the parent's, `key=value`.
         times: the number of branches; None: one fork with the parent's seed.
         run_dir: the directory of the fork; None: one next to the parent.
@@ -188,6 +189,13 @@ def fork_run(
     from dapo.start.fork import create_fork, default_fork_path, plan_fork
 
     parent = RunDirectory.open(path)
+    if step is None:
+        newest = parent.checkpoints.latest(warn=warn)
+        if newest is None:
+            raise CheckpointError(f"{path} has no checkpoint to fork yet")
+        step = step_of(newest)
+        with stdout_to_stderr(as_json):
+            print_text(f"the newest checkpoint of {path} is that of step {step} (--step chooses)")
     base = run_dir or default_fork_path(parent, step, datetime.now())
     branches: dict[Path, int | None] = {base: None}
     if times is not None:

@@ -58,7 +58,7 @@ def load_rows(
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer:
-        conflicts = conflicting_answers(rows)
+        conflicts = len(conflicting_answers(rows))
         if conflicts:
             warnings.append(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
