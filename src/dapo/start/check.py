@@ -62,7 +62,9 @@ class Checked:
 
 
 @contextmanager
-def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> Iterator[Checked]:
+def check(
+    config: Config, *, training: bool = True, elsewhere: bool = False, starts: bool = True
+) -> Iterator[Checked]:
     """Check all that needs neither torch nor the data, and load the user's code.
 
     The processes of verifiers and environment end with the block. Raises ConfigError if a package,
@@ -73,14 +75,17 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
         config: The options.
         training: False for an evaluation, which needs only verifiers and environment.
         elsewhere: The run is for another machine, so packages and models may be missing here.
+        starts: False to describe a run, which reports a missing engine, and needs no model's files.
     """
     functions = UserCode()
     if training:
         _require_environment(config)
         if not elsewhere:
             _require_packages(config)
-            require_model(config.model.name)
-            _require_teacher(config)
+            require_model(config.model.name, on_hub=starts)
+            _require_teacher(config, on_hub=starts)
+            if starts:
+                _require_engine(config)
         functions = load_functions(config)
     time = config.data.template_time
     config = resolve_auto_verifier(config).at_time(time)
@@ -194,31 +199,36 @@ def _require_packages(config: Config) -> None:
     requirements += [("model.lora", "peft")] if config.model.lora is not None else []
     for option, package in requirements:
         require_package(package, purpose=option, error=ConfigError)
-    require_engine = config.rollout.engine_kind.require_package
-    if require_engine is not None:
-        pkgutil.resolve_name(require_engine)(config)
 
 
-def _require_teacher(config: Config) -> None:
+def _require_engine(config: Config) -> None:
+    """Raise ConfigError if the package of the engine is missing."""
+    require = config.rollout.engine_kind.require_package
+    if require is not None:
+        pkgutil.resolve_name(require)(config)
+
+
+def _require_teacher(config: Config, *, on_hub: bool) -> None:
     """Raise ConfigError if the model of `loss.reference.model` is missing."""
     if config.loss.teacher is None or config.loss.server is not None:
         return
     try:
-        require_model(config.loss.teacher)
+        require_model(config.loss.teacher, on_hub=on_hub)
     except ConfigError as error:
         raise ConfigError(f"loss.reference.model: {error}") from None
 
 
-def require_model(name: str) -> None:
+def require_model(name: str, *, on_hub: bool = True) -> None:
     """Raise ConfigError if a name is not an alias, a directory of a model or a Hugging Face id.
 
-    Runs are models, too: their checkpoint is exported when it is loaded.
+    With `on_hub` the hub, or the cache of it, must have the id. Runs are models, too: their
+    checkpoint is exported when it is loaded.
     """
     path = Path(name).expanduser()
     if name in MODEL_ALIASES or RunDirectory.is_run(path):
         return
     if os.path.lexists(path) or "/" in name or name.startswith((".", "~")):
-        if require_model_files(name) == name:
+        if require_model_files(name) == name and on_hub:
             require_hub_model(name)
         return
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")

@@ -48,7 +48,7 @@ def check_config(
         against: a run whose first steps are compared with the probe.
         as_json: print JSON instead of lines.
     """
-    with check(config, elsewhere=config.uses_ray) as checked:
+    with check(config, elsewhere=config.uses_ray, starts=False) as checked:
         if as_json:
             result = check_as_json(checked)
             faults = result["problems"]
