@@ -25,7 +25,7 @@ from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 from helpers.commands import run as run_command
@@ -51,7 +51,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_of(config: Config, *, problems: int | None = None, samples: int | None = None) -> Probe:
     with check(config) as checked:
-        return probe_run(read(resolve(checked)), problems=problems, samples=samples)
+        return probe_run(
+            read(resolve(checked), read_data(checked)), problems=problems, samples=samples
+        )
 
 
 @pytest.fixture(scope="module")

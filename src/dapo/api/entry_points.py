@@ -165,7 +165,7 @@ def train(  # noqa: PLR0913
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
     built, scaled = build_scaled(base, values, where="dapo.train")
-    from dapo.start.check import check
+    from dapo.start.check import check, read_data
     from dapo.start.run import new_run, run_training
 
     if scaled:
@@ -183,7 +183,14 @@ def train(  # noqa: PLR0913
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
         check(built) as checked,
-        new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
+        new_run(
+            checked,
+            read_data(checked),
+            path,
+            command=command,
+            prepared=prepared,
+            module_folders=folders,
+        ) as ready,
     ):
         run_training(ready, callbacks.of_run(run))
     return run
@@ -236,7 +243,8 @@ def resume(
     `run.state.changes` lists it with its step. `trust` also imports modules from the folders that
     the run's manifest.json names. Raises DapoError if the run cannot continue, or ends too early.
     """
-    from dapo.start.run import Finished, continued_run, end_run, run_training
+    from dapo.start.resume import Ended
+    from dapo.start.run import continued_run, end_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
@@ -252,7 +260,7 @@ def resume(
         _prepared(run.path, {}, modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
-        if isinstance(ready, Finished):
+        if isinstance(ready, Ended):
             end_run(ready.config, ready.directory, warn=lambda text: warn(in_python(text)))
             print_text(in_python(ready.advice))
         else:

@@ -30,6 +30,7 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
+from dapo.evaluation.scores import evaluation_plan
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
@@ -39,7 +40,7 @@ from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
 from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.rollout_metrics import mean_of_updates
-from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
+from dapo.start.build import build_engine, build_sampling, open_policy
 from dapo.start.check import UserCode, load_functions, open_environment
 from dapo.start.generate import SamplingOptions, answers_of
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
@@ -333,7 +334,7 @@ class Session(AbstractContextManager["Session"]):
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config.data, config.reward, code, "train")
+                rows, notes = load_rows(config.data, config.reward, code.needed_columns, "train")
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)

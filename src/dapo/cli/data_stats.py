@@ -83,7 +83,7 @@ def model_pass_rates(
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
     from dapo.evaluation.evaluate import evaluate
-    from dapo.start.build import evaluation_plan
+    from dapo.evaluation.scores import evaluation_plan
     from dapo.start.check import check
     from dapo.start.episodes import episodes_of
     from dapo.start.evaluate import (

@@ -27,6 +27,7 @@ from dapo.cli.arguments import (
 )
 from dapo.cli.data import data_app
 from dapo.cli.plugin_commands import command_of
+from dapo.cli.spelling import TYPED_FIRST, as_typed, flag_answer
 from dapo.core.errors import EXIT_CODES, ConfigError, ConversionFault, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = command_of(app, words)
         code = command(words, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
-        text = mask_text(str(error))
+        text = mask_text(as_typed(str(error), words))
         code = error.exit_code
         _print_error(
             f"error: {text}\n" if code < 128 else f"{text}\n",
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except CommandLineError as error:  # it shows what was typed
         code = error.exit_code
-        error.message = _with_advice(error.message, words)
+        error.message = _with_advice(error, words)
         typed = StringIO()
         error.show(typed)
         if error.format_message():  # empty after the help that answers no arguments
@@ -148,8 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
-def _with_advice(message: str, words: Sequence[str]) -> str:
-    """Name the replacement of a removed command or flag in its error message."""
+def _with_advice(error: Any, words: Sequence[str]) -> str:
+    """Name in an error of the command line what can be typed instead."""
+    message: str = error.message
     command = words[0] if words else ""
     if command in REMOVED_COMMANDS and message.startswith(f"No such command '{command}'"):
         return f"dapo {command} is now: {REMOVED_COMMANDS[command]}"
@@ -159,7 +161,15 @@ def _with_advice(message: str, words: Sequence[str]) -> str:
         command_with_flag, _, flag = removed.partition(" ")
         if command == command_with_flag and flag in message:
             return f"{message}\n{advice}"
-    return message
+    if error.ctx is None:
+        return message
+    if words == ["train"]:
+        return TYPED_FIRST
+    answer = flag_answer(message, words, error.ctx.command)
+    if answer is None:
+        return message
+    error.possibilities = None  # which are flags
+    return answer
 
 
 def _print_error(line: str, message: str, kind: str, code: int, words: Sequence[str]) -> None:

@@ -104,7 +104,10 @@ def _print_run(path: Path) -> None:
 def fork(
     run: Annotated[Path, Argument(metavar="RUN_DIR", help="The run to fork.")],
     overrides: Changes = None,
-    step: Annotated[int, Option(min=1, help="Step of the checkpoint to start from.")] = ...,  # type: ignore[assignment]
+    step: Annotated[
+        int | None,
+        Option(min=1, help="Step of the checkpoint to start from.", show_default="the newest"),
+    ] = None,
     times: Annotated[
         int | None, Option(min=1, help="Number of branches, each with its own seed.")
     ] = None,
@@ -271,6 +274,9 @@ def clean(
     yes: Annotated[
         bool, Option("--yes", help="Delete; without this option, only list what would be deleted.")
     ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only list what would be deleted, as without --yes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Free disk space: delete optimizer states, which are needed only to resume a run.
@@ -278,6 +284,8 @@ def clean(
     Without --yes, only lists what would be deleted. A checkpoint without its optimizer state can be
     evaluated and exported, but not resumed or forked.
     """
+    if yes and dry_run:
+        raise ConfigError("--yes deletes and --dry-run does not; keep one of them")
     from dapo.cli.clean import clean_runs
 
     clean_runs(runs, keep=keep, apply=yes, as_json=as_json)
@@ -389,7 +397,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.cli.eval_report import evaluation_json, print_evaluation
     from dapo.start.evaluate import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
@@ -408,6 +415,8 @@ def evaluate(
             if compare
             else evaluate_model(model_or_run or "", request)
         )
+    from dapo.cli.eval_report import evaluation_json, print_evaluation
+
     if as_json:
         print_json(evaluation_json(evaluation, by_problem=by_problem))
     else:

@@ -1,13 +1,16 @@
-"""Evaluates a model or compares two, for `dapo eval` and runs in Python."""
+"""Evaluates a model or compares two, for `dapo eval` and runs in Python.
+
+Torch is imported once options, data and verifier are checked.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
@@ -21,25 +24,24 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
-from dapo.evaluation.scores import EvaluationPlan, require_summary
+from dapo.evaluation.scores import EvaluationPlan, evaluation_plan, require_summary
 from dapo.evaluation.server import ServerSampler
-from dapo.policy.lora import saved_weights
-from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.build import build_engine, evaluation_plan, open_launcher
-from dapo.start.check import Checked, check
-from dapo.start.episodes import Episodes
+from dapo.start.check import Checked, check, read_data, require_model
 from dapo.start.model_choice import DEFAULT_TOKENS
-from dapo.start.read import Inputs, distinct, read
-from dapo.start.resolve import resolve
-from dapo.start.rows import load_rows
+from dapo.start.rows import RunData
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
+
+if TYPE_CHECKING:
+    from dapo.policy.model import LoadedModel
+    from dapo.start.episodes import Episodes
+    from dapo.start.read import Inputs
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class EvalRequest:
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
     """Evaluate a model, a run or a served model; write to `output` and return the result."""
     _require_writable(request.output)
+    _require_models([model], request)
     journal = _journal_path(request.output)
     result = _evaluate(model, request, base=run_options(model), journal=journal)
     return _written(request.output, result)
@@ -87,6 +90,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
     both.
     """
     _require_writable(request.output)
+    _require_models([first, second], request)
     base = run_options(first)
     second_base = run_options(second)
     judges = [
@@ -256,24 +260,35 @@ def _server_sampler(
 
 def _read_problems(
     checked: Checked, request: EvalRequest, *, is_run: bool
-) -> tuple[Inputs | None, list[Problem], int]:
-    """Read the problems, with their copies, and the model unless a server has it.
+) -> tuple["Inputs | None", list[Problem], int]:
+    """Read the problems, with their copies, and then the model unless a server has it.
 
     Raises DataError and RewardError.
     """
+    data = _read_rows(checked, request, is_run=is_run)
+    if request.server is not None:
+        inputs = None
+        problems = data.held_out
+        notes = data.notes
+    else:
+        from dapo.start.read import read
+        from dapo.start.resolve import resolve
+
+        inputs = read(resolve(checked, training=False), data)
+        problems = inputs.held_out
+        notes = inputs.notes
+    for note in notes:
+        print_text(note)
+    return inputs, problems, data.copies
+
+
+def _read_rows(checked: Checked, request: EvalRequest, *, is_run: bool) -> RunData:
+    """Read the problems. Raises DataError and RewardError."""
     config = checked.config
     source = config.data.eval_source
     assert source is not None
     try:
-        if request.server is None:
-            inputs = read(resolve(checked, training=False))
-            problems = inputs.held_out
-            copies = inputs.copies
-            notes = inputs.notes
-        else:
-            rows, notes = load_rows(config.data, config.reward, checked.code, "eval")
-            inputs = None
-            problems, copies = distinct(rows, source)
+        return read_data(checked, training=False)
     except (DataError, RewardError) as error:
         if not is_run or request.named_verifier is not None:
             raise
@@ -284,9 +299,6 @@ def _read_problems(
             ' another one judges with reward.verifier=NAME, in Python with reward={"verifier":'
             ' "NAME"}'
         ) from None
-    for note in notes:
-        print_text(note)
-    return inputs, problems, copies
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
@@ -307,12 +319,12 @@ def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> Dat
 
 def open_engine_sampler(
     config: Config,
-    loaded: LoadedModel,
+    loaded: "LoadedModel",
     encoder: PromptEncoder,
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
-    episodes: Episodes | None = None,
+    episodes: "Episodes | None" = None,
 ) -> EngineSampler:
     """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
 
@@ -325,6 +337,9 @@ def open_engine_sampler(
         stack: closes the engine and its processes.
         episodes: the environment of a run that plays episodes.
     """
+    from dapo.policy.lora import saved_weights
+    from dapo.start.build import build_engine, open_launcher
+
     launcher = stack.enter_context(open_launcher(config))
     engine = build_engine(config, loaded, launcher, episodes=episodes, log=warn)
     stack.callback(engine.close)
@@ -349,6 +364,13 @@ def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> 
         "reward": config.reward.model_dump(mode="json"),
         "dtype": config.model.dtype,
     }
+
+
+def _require_models(models: Sequence[str], request: EvalRequest) -> None:
+    """Raise ConfigError for a model that is missing here, unless a server has it."""
+    for model in models:
+        if request.server is None and not model.endswith(".json"):
+            require_model(model)
 
 
 def _require_writable(output: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The third step of a start: reads data and model, and checks that they fit, before anything is
+"""The third step of a start: reads the model, and checks that the data fits it, before anything is
 written.
 """
 
@@ -9,12 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config, ModelConfig
-from dapo.config.data_spec import Source, kinds
 from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
-from dapo.data.demonstrations import load_demonstrations
-from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
 from dapo.environments.pool import EnvironmentPool
@@ -29,7 +26,7 @@ from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
 from dapo.start.episodes import Episodes, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
-from dapo.start.rows import load_rows
+from dapo.start.rows import RunData
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
 from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
@@ -52,14 +49,23 @@ class Inputs:
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
-def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None = None) -> Inputs:
-    """Load data (for an evaluation only held-out) and model, and check that they fit.
+def read(
+    resolved: Resolved, data: RunData, *, on_progress: Callable[[int, int], None] | None = None
+) -> Inputs:
+    """Load the model, and check that the problems fit it.
 
-    Raises DataError, RewardError, or ConfigError.
+    Args:
+        resolved: the options for this machine, and the user's code.
+        data: the problems, which `read_data` has read.
+        on_progress: gets the number of prompts that are encoded, and of all.
+
+    Raises DataError, or ConfigError.
     """
     config = resolved.config
     training = resolved.training
-    problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
+    problems = data.train
+    held_out = data.held_out
+    notes = [*data.notes]
     loaded, encoder, about_model, episodes = read_model_and_encoder(
         config, resolved.code.environment, training=training
     )
@@ -91,32 +97,9 @@ def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None =
         held_out,
         [*notes, *resolved.notes],
         episodes,
-        copies,
+        data.copies,
         answers,
     )
-
-
-def _read_data(
-    config: Config, code: UserCode, *, training: bool
-) -> tuple[list[Problem], list[Problem], list[str], int]:
-    """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
-    problems = list[Problem]()
-    notes = list[str]()
-    if training and config.is_supervised:
-        problems = load_demonstrations(config.data.train_source)
-    elif training:
-        problems, notes = load_rows(config.data, config.reward, code, "train")
-    held_out = list[Problem]()
-    copies = 1
-    if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, code, "eval")
-        held_out, copies = distinct(rows, source)
-        notes += warnings
-    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
-    if removed:
-        kind = "demonstrations" if config.is_supervised else "training problems"
-        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
-    return problems, held_out, notes, copies
 
 
 def _encode(
@@ -319,11 +302,3 @@ def read_model_and_prompts(config: Config, device: str) -> tuple[LoadedModel, Pr
     loaded = read_model(config.model, config.train, device)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     return stop_at_turn_end(loaded, encoder), encoder
-
-
-def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem if they are equally many."""
-    counted = unique_problems(problems)
-    counts = {count for _, count in counted}
-    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
-    return [problem for problem, _ in counted], copies

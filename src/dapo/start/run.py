@@ -16,13 +16,13 @@ import torch
 
 from dapo.config import Config, ReferenceConfig, dump_config
 from dapo.config.run_options import MAX_RESTARTS
-from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
+from dapo.core.errors import CheckpointError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
 from dapo.core.waiting import Interrupted
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
 from dapo.policy.model import LoadedModel
-from dapo.runs.checkpoints import require_optimizer_state, step_of
+from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import marks_of, plot_curves
 from dapo.runs.directory import RunDirectory
@@ -33,15 +33,17 @@ from dapo.runs.sinks import Display
 from dapo.runs.status import end_state
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
 from dapo.start.build import build
-from dapo.start.check import Checked, check
+from dapo.start.check import Checked
 from dapo.start.export import exported_run
-from dapo.start.fork import require_same_preset
 from dapo.start.ignored_options import ignored_options
 from dapo.start.read import Inputs, read
-from dapo.start.resolve import Resolved, resolve, resolve_auto
+from dapo.start.resolve import Resolved, resolve
+from dapo.start.resume import CheckedRun, Ended, checked_run
+from dapo.start.rows import RunData
 from dapo.training import asynchronous
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
-from dapo.training.checkpointing import is_logged, read_state, restore
+from dapo.training.checkpointing import restore
+from dapo.training.saved_state import is_logged
 from dapo.training.signals import (
     END_AT_ONCE,
     INTERRUPT_MESSAGE,
@@ -72,32 +74,6 @@ class RunCallbacks:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that has reached its last step."""
-
-    config: Config
-    directory: RunDirectory
-    step: int
-
-    @property
-    def extension(self) -> str:
-        """The option that lets the run train on."""
-        train = self.config.train
-        if self.step < train.num_steps:  # it ended by its tokens
-            return f"train.token_budget={2 * (train.token_budget or 0)}"
-        return f"train.num_steps={2 * self.step}"
-
-    @property
-    def advice(self) -> str:
-        at = f"{self.step} of {self.config.train.num_steps}"
-        at += ", with train.token_budget spent" if "token" in self.extension else ""
-        return (
-            f"already at step {at}; to train on: dapo resume"
-            f" {shlex.quote(str(self.directory.path))} {self.extension}"
-        )
-
-
-@dataclass(frozen=True)
 class ReadyRun:
     """A run whose inputs are read and whose directory is locked, before its next step."""
 
@@ -114,16 +90,18 @@ class ReadyRun:
 @contextmanager
 def new_run(
     checked: Checked,
+    data: RunData,
     path: Path,
     *,
     command: Sequence[str],
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
-    """Read all inputs, then make the run directory and lock it in the block.
+    """Read the model, then make the run directory and lock it in the block.
 
     Args:
         checked: the options, and the open verifiers.
+        data: the problems.
         path: the directory to make.
         command: the command line, for the manifest.
         prepared: entries that the caller has written into the directory.
@@ -132,7 +110,7 @@ def new_run(
     started = datetime.now(UTC)
     unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
     checked = replace(checked, notes=[*checked.notes, *unused])
-    inputs = _read(resolve(with_exported_runs(checked)))
+    inputs = _read(resolve(with_exported_runs(checked)), data)
     _try_environment(inputs)
     config = inputs.config
     manifest = make_manifest(
@@ -179,60 +157,29 @@ def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
 
 
 @contextmanager
-def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
-    """Lock the directory of a run in the block and read its inputs, unless the run is finished.
+def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Ended]:
+    """Lock the directory of a run in the block and read its inputs, unless the run has ended.
 
     `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot
     continue, or if no step is left for the change.
     """
-    directory = RunDirectory.open(path)
-    stored_config = load_run_config(directory)
-    config = load_run_config(directory, overrides)
-    require_same_preset(stored_config, config, "a resumed run")
-    with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
-        damage: list[str] = []
-        checkpoint = directory.checkpoints.latest(warn=damage.append)
-        if checkpoint:
-            _require_steps_ahead(step_of(checkpoint), config.train.num_steps)
-        if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
-            if resolve_auto(config) != finished.config:
-                require_optimizer_state(checkpoint, damage)
-                raise ConfigError(
-                    f"{path} has no step left for a change of its options; add {finished.extension}"
-                )
-            yield finished
-            return
-        if checkpoint:
-            require_optimizer_state(checkpoint, damage)
-        with with_start_folder(directory):
-            inputs = _read(resolve(stack.enter_context(check(config))))
-        if config.environment != stored_config.environment:
+    with checked_run(path, overrides) as run:
+        yield run if isinstance(run, Ended) else ready_to_continue(run)
+
+
+def ready_to_continue(run: CheckedRun) -> ReadyRun:
+    """Read the inputs of a run whose options and data are checked. Raises DapoError."""
+    with os_errors_as_dapo_errors(), with_start_folder(run.directory):
+        inputs = _read(resolve(run.checked), run.data)
+        if inputs.config.environment != load_run_config(run.directory).environment:
             _try_environment(inputs)
-        save_tokenizer(directory, loaded=inputs.loaded)
-        yield ReadyRun(inputs, directory, overrides)
+        save_tokenizer(run.directory, loaded=inputs.loaded)
+    return ReadyRun(inputs, run.directory, run.overrides)
 
 
-def _require_steps_ahead(step: int, num_steps: int) -> None:
-    """Raise ConfigError if a run is to end before the step that it has reached."""
-    if num_steps < step:
-        raise ConfigError(
-            f"the run is at step {step}; train.num_steps={num_steps} is behind it: expected more"
-            f" than {step}"
-        )
-
-
-def _is_last(checkpoint: Path, config: Config) -> bool:
-    train = config.train
-    return step_of(checkpoint) >= train.num_steps or (
-        train.token_budget is not None
-        and train.is_budget_spent(read_state(checkpoint)["train_state"]["tokens_generated"])
-    )
-
-
-def _read(resolved: Resolved) -> Inputs:
+def _read(resolved: Resolved, data: RunData) -> Inputs:
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
-        return read(resolved, on_progress=update_progress)
+        return read(resolved, data, on_progress=update_progress)
 
 
 def _try_environment(inputs: Inputs) -> None:

@@ -1,12 +1,13 @@
-"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe."""
+"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe.
+
+What imports torch is imported when the data is read, so that a wrong option is refused at once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
-from dapo.cli.check.report import describe_estimate, describe_prompts, estimate_of, find_problems
 from dapo.cli.check.summary import (
     DataFacts,
     changed_paper_values,
@@ -20,8 +21,10 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.start.check import Checked, check
 from dapo.start.ignored_options import ignored_options
-from dapo.start.resolve import require_hardware
 from dapo.types import Problem
+
+if TYPE_CHECKING:
+    from dapo.cli.check.estimate import ResourceEstimate
 
 
 def check_config(
@@ -45,7 +48,7 @@ def check_config(
         against: a run whose first steps are compared with the probe.
         as_json: print JSON instead of lines.
     """
-    with check(config, elsewhere=config.uses_ray) as checked:
+    with check(config, elsewhere=config.uses_ray, starts=False) as checked:
         if as_json:
             result = check_as_json(checked)
             faults = result["problems"]
@@ -72,6 +75,9 @@ def _print_lines(checked: Checked) -> list[str]:
     """Print the description, problems first, and return the problems."""
     config = checked.config
     data, num_removed = data_facts(checked)
+    from dapo.cli.check.estimate import hardware_profile_for
+    from dapo.cli.check.report import describe_estimate, describe_prompts
+
     description = explain(config, (data, num_removed))
     estimate = describe_estimate(config, hardware_profile_for(config))
     lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
@@ -88,6 +94,8 @@ def _print_lines(checked: Checked) -> list[str]:
 
 def missing_hardware(config: Config) -> list[str]:
     """Return the hardware that a local run requires and this machine lacks, as sentences."""
+    from dapo.start.resolve import require_hardware
+
     try:
         if not config.uses_ray:
             require_hardware(config)
@@ -103,6 +111,9 @@ def check_as_json(checked: Checked) -> dict[str, Any]:
     """
     config = checked.config
     data, num_removed = data_facts(checked)
+    from dapo.cli.check.estimate import hardware_profile_for
+    from dapo.cli.check.report import describe_prompts, estimate_of, find_problems
+
     estimate, note = estimate_of(config, hardware_profile_for(config))
     rollout = config.rollout
     faults = missing_hardware(config)
@@ -150,7 +161,7 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
     }
 
 
-def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
+def _estimate_json(estimate: "ResourceEstimate") -> dict[str, Any]:
     """Return counts and bytes; memory is by part of each process."""
     if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}

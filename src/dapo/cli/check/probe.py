@@ -22,7 +22,7 @@ from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.start.check import Checked
+from dapo.start.check import Checked, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 
@@ -35,7 +35,7 @@ def run_probe(checked: Checked, problems: int | None, samples: int | None) -> tu
 
     Returns the resolved options, too.
     """
-    inputs = read(resolve(checked))
+    inputs = read(resolve(checked), read_data(checked))
     with progress("probe") as show:
         show(0, problems or default_problems(inputs.config))
         probe = probe_run(inputs, problems=problems, samples=samples, on_progress=show)

@@ -102,7 +102,9 @@ def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> 
         return DataFacts(role, source.label, None)
     if role == "train" and checked.config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    problems, warnings = load_rows(checked.config.data, checked.config.reward, checked.code, role)
+    config = checked.config
+    columns = checked.code.needed_columns
+    problems, warnings = load_rows(config.data, config.reward, columns, role)
     return DataFacts(role, source.label, problems, warnings)
 
 
