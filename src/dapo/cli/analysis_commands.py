@@ -154,15 +154,14 @@ def doctor(
     Each finding comes with its evidence and with prompts that show it.
     """
     from dapo.analysis.doctor import diagnose
-    from dapo.cli.doctor import diagnosis_lines
+    from dapo.cli.doctor import print_diagnosis
 
     with damage_of(run_dir):
         diagnosis = diagnose(run_dir)
         if as_json:
             print_json({"run": str(run_dir), **diagnosis.to_json()})
         else:
-            for line in diagnosis_lines(run_dir, diagnosis):
-                print_text(line)
+            print_diagnosis(run_dir, diagnosis)
     if strict and any(case.holds for case in diagnosis.issues):
         raise typer.Exit(1)
 
