@@ -283,7 +283,7 @@ def clean(
     clean_runs(runs, keep=keep, apply=yes, as_json=as_json)
 
 
-@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo status runs/a")
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo status runs/a --follow")
 def status(
     runs: Annotated[
         list[Path] | None,
@@ -291,6 +291,10 @@ def status(
             metavar="RUN_DIR", help="Run directories, or a folder of them.", show_default="./runs"
         ),
     ] = None,
+    follow: Annotated[
+        bool,
+        Option("--follow", help="Show one run's steps until it ends; Ctrl-C ends only this."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of runs: step, time left, accuracy, disk use.
@@ -301,6 +305,9 @@ def status(
     from dapo.runs.status import run_status
 
     places = runs or [Path("runs")]
+    if follow:
+        _follow(find_runs(places), as_json)
+        return
     statuses = []
     damaged = dict[str, DapoError]()
     for path in (paths := places if len(places) > 1 else find_runs(places) or places):
@@ -322,6 +329,26 @@ def status(
         print_status(statuses, damaged)
     if any(status_of_run.state == "failed" for status_of_run in statuses) or damaged:
         raise typer.Exit(DataError.exit_code if damaged else 1)
+
+
+def _follow(paths: list[Path], as_json: bool) -> None:
+    """Follow the run of `--follow` until it ends: the named one, or the only one that trains."""
+    from dapo.cli.status import follow_run
+    from dapo.runs.directory import RunDirectory
+
+    if len(paths) != 1:
+        live = [path for path in paths if RunDirectory.open(path).holder() is not None]
+        if len(live) != 1:
+            raise ConfigError(
+                f"--follow shows one run, and {len(live)} of {len(paths)} are training: name it,"
+                " for example: dapo status runs/a --follow"
+            )
+        paths = live
+    final_status = follow_run(paths[0], quiet=as_json)
+    if as_json:
+        print_json({"runs": [final_status.as_json()]})
+    if final_status.state == "failed":
+        raise typer.Exit(1)
 
 
 @commands.command(
