@@ -56,7 +56,7 @@ def test_a_finished_run_keeps_the_optimizers_state_of_its_last_checkpoint(
     assert checkpoints(tmp_path / "run") == {2: False, 3: True}
     further = f"train it further  dapo resume {tmp_path / 'run'} train.num_steps=6\n"
     assert further in out
-    assert len(out[out.index("look at it") :].splitlines()) == 4
+    assert len(out[out.index("look at it  ") :].splitlines()) == 4
 
 
 def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued(

@@ -232,12 +232,18 @@ def check(
         Path | None,
         Option(metavar="RUN_DIR", help="With --probe: compare with a run's first steps."),
     ] = None,
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            help="Print the step, memory and disk by part, and differences from the paper.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration before training: sizes, memory, mistakes.
+    """Check a configuration before training: memory, disk, mistakes.
 
-    Also lists options without effect and differences from the paper. The exit code is 2 if the
-    configuration cannot run.
+    The first line is the verdict. The exit code is 2 if the configuration cannot run.
     """
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
@@ -248,8 +254,9 @@ def check(
 
     if probe:
         keep_freed_memory()  # as in the run
+    shown: dict[str, Any] = {"verbose": verbose, "as_json": as_json}
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    if not check_config(loaded, path=config, probe=probe, **measured, as_json=as_json):
+    if not check_config(loaded, path=config, probe=probe, **measured, **shown):
         raise typer.Exit(ConfigError.exit_code)
 
 

@@ -46,6 +46,26 @@ def explain(config: Config, data: "tuple[Sequence[DataFacts], int] | None" = Non
         yield from (f"  - {line}" for line in lines)
 
 
+def in_short(config: Config, data: "Sequence[DataFacts]", num_removed: int) -> Iterator[str]:
+    """Yield the model, the data, a step and the mistakes in a few lines."""
+    config = resolve_auto_verifier(config)
+    train = config.train
+    yield f"model     {config.model.name}"
+    yield from _data(config, data, num_removed)
+    if config.is_supervised:
+        yield f"step      {train.minibatch_groups} demonstrations; {train.num_steps} steps"
+    else:
+        prompts = config.rollout.prompts_per_step
+        responses = prompts * config.rollout.group_size
+        yield (
+            f"step      {responses:,} responses to {prompts:,} prompts, of at most"
+            f" {config.rollout.max_response_tokens:,} tokens; {train.num_steps} steps"
+        )
+        yield f"reward    {weighted(config.reward.verifier)}"
+    for line in ignored_options(config):
+        yield f"ignored   {line}"
+
+
 def differences_from_paper(config: Config) -> Iterator[str]:
     """Describe each option whose value differs from the paper's (section 4.1)."""
     for name, value, paper in changed_paper_values(config):
