@@ -87,7 +87,7 @@ def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
     assert out == "nothing suspicious in 44 responses that are wrong or hostile\n"
     code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
     assert code == 1
-    assert out.startswith("4 of 44 responses are judged right though wrong\n")
+    assert out.startswith("4 of 44 responses are judged right though they are wrong\n")
     assert "Answer: 1 or 2 or 42" in out
 
 

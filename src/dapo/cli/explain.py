@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SHOWN_CHARS = 320
-OTHER_COLUMNS = 40
+OTHER_COLUMNS = 48
 """The characters of a line of the short form that are not of the response."""
 SHOWN_RESPONSES = 8
 """The most responses of which the short form shows all, in at most 15 lines."""
@@ -101,7 +101,7 @@ def _print_group(console: SafeConsole, facts: Mapping[str, Any]) -> None:
     table = Table(
         *right("#"),
         "verdict",
-        *right("reward", "advantage"),
+        *right("tokens", "reward", "advantage"),
         "response",
         box=None,
         pad_edge=False,
@@ -111,6 +111,7 @@ def _print_group(console: SafeConsole, facts: Mapping[str, Any]) -> None:
         table.add_row(
             f"{response['sample']}",
             _verdict(response),
+            _length(response),
             _number(response["reward"], digits=3),
             _number(response["advantage"], digits=3),
             shorten(text, console.width - OTHER_COLUMNS, keep="ends"),
@@ -135,10 +136,12 @@ def _rest(facts: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
     samples = {response["sample"] for response in shown}
     hidden = [response for response in facts["responses"] if response["sample"] not in samples]
     text = ""
+    if any(response["finish"] == "length" for response in facts["responses"]):
+        text = "+: cut off; "
     if hidden:
         verdicts = Counter(str(_verdict(response)) for response in hidden)
         counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-        text = f"and {len(hidden)} more ({counts}); "
+        text += f"{len(hidden)} more ({counts}); "
     return f"{text}--equations shows how, --tokens each token's probability"
 
 
@@ -174,12 +177,16 @@ def _prompt(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _responses(facts: Mapping[str, Any]) -> Table:
     table = Table(*right("#"), "verdict", *right("tokens"), "response", box=None)
     for response in facts["responses"]:
-        length = f"{response['response_tokens']}"
-        if response["finish"] == "length":
-            length += "+"
         text = shorten(response["response"].strip(), SHOWN_CHARS, keep="ends")
-        table.add_row(f"{response['sample']}", _verdict(response), length, text or "(empty)")
+        cells = (_verdict(response), _length(response), text or "(empty)")
+        table.add_row(f"{response['sample']}", *cells)
     return table
+
+
+def _length(response: Mapping[str, Any]) -> str:
+    """Return the number of tokens, with a mark if the response was cut off."""
+    mark = "+" if response["finish"] == "length" else ""
+    return f"{response['response_tokens']}{mark}"
 
 
 def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:

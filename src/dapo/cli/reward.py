@@ -135,8 +135,10 @@ def _verdict_on(report: RewardReport, checks: Sequence[CheckResult]) -> str:
     counts = Counter(issue for check in checks for issue in check.issues)
     issues = []
     if count := counts["false positive"]:
-        verb = "is" if count == 1 else "are"
-        issues.append(f"{count} of {total} responses {verb} judged right though wrong")
+        wrongly = "is judged right though it is wrong"
+        if count > 1:
+            wrongly = "are judged right though they are wrong"
+        issues.append(f"{count} of {total} responses {wrongly}")
     if count := counts["verifier error"]:
         example = next(check for check in checks if "verifier error" in check.issues)
         issues.append(f"the reward fails on {count} of {total} responses: {example.verdict.error}")

@@ -160,14 +160,15 @@ def _step(config: Config) -> Iterator[str]:
     train = config.train
     responses = rollout.prompts_per_step * rollout.group_size
     microbatch = (
-        "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
+        "as many tokens as fit"
+        if train.microbatch_tokens is None
+        else f"at most {train.microbatch_tokens:,} tokens"
     )
     yield "one step:"
     if config.is_supervised:
         yield (
             f"  update      1 of {train.minibatch_groups} demonstrations, of at most"
-            f" {rollout.max_response_tokens:,} answer tokens each, in microbatches of at most"
-            f" {microbatch} tokens"
+            f" {rollout.max_response_tokens:,} answer tokens each, in microbatches of {microbatch}"
         )
         yield (
             "  loss        mean negative log-probability of the answers' tokens; nothing is sampled"
@@ -195,8 +196,8 @@ def _step(config: Config) -> Iterator[str]:
         )
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts ="
-        f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at"
-        f" most {microbatch} tokens"
+        f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of"
+        f" {microbatch}"
     )
     shaping = {
         "soft": (
