@@ -36,7 +36,7 @@ def disk_bytes(
         stored_steps = 0
     elif config.log.rollout_steps is not None:
         stored_steps = min(steps, config.log.rollout_steps)
-    token_bytes = TOKEN_BYTES
+    token_bytes: float = TOKEN_BYTES
     if config.log.rollouts == "no-logprobs":
         token_bytes = TOKEN_BYTES / 2
     rollouts = TABLE_BYTES + RESPONSE_BYTES * responses + token_bytes * tokens
