@@ -240,14 +240,21 @@ def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     command = ["check", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--probe", "--problems", "5"]
-    code, out, _ = run_command(capsys, *command, "--against", str(run))
+    code, out, _ = run_command(capsys, *command)
+    assert code == 0
+    verdict = " of disk, about 1 minute; 4 of 5 problems carry a signal model "
+    assert verdict in " ".join(out.split())
+    assert len(out.splitlines()) <= 15
+    code, out, _ = run_command(capsys, *command, "--against", str(run), "--verbose")
     assert code == 0
     assert "probe of 5 problems x 4 responses with the real model:" in out
     assert "75 to 100 %" in out
     assert f"compared with steps 1 to 3 of {run}:" in out
     code, out, _ = run_command(capsys, *command, "--json", "--samples", "3")
-    found = json.loads(out)["probe"]
+    answer = json.loads(out)
+    found = answer["probe"]
     assert (code, found["problems"], found["samples"]) == (0, 5, 3)
+    assert answer["seconds"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -102,7 +102,10 @@ def test_an_answer_of_a_callback_without_effect_is_refused_at_the_first_step(
         ({"on_step": 5}, "on_step: expected a function or a list of functions, got 5"),
         ({"on_evaluation": [5]}, "on_evaluation: expected a function or a list of functions"),
         ({"on_end": "print"}, "on_end: expected a function or a list of functions, got 'print'"),
-        ({"sinks": [5]}, "sinks: expected names of trackers or objects with write(step, metrics), got 5"),
+        (
+            {"sinks": [5]},
+            "sinks: expected names of trackers or objects with write(step, metrics), got 5",
+        ),
     ],
 )
 def test_what_is_no_callback_is_refused_before_anything_is_written(

@@ -35,7 +35,9 @@ for seed in range(3):
     run = dapo.train("tiny-random", data=rows, reward=digits, steps=4, seed=seed, run_dir=f"seed{seed}",
                      on_step=press if seed == 1 else (), **small)
 """
-FAILS = 'run = dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="broken", **small)'
+FAILS = (
+    'run = dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="broken", **small)'
+)
 WRONG = {
     'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': (
         "unknown option stepz; did you mean steps"

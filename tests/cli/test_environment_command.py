@@ -67,8 +67,9 @@ def test_the_environment_of_a_run_is_played_also_one_that_was_typed_in_a_cell(tm
 
 
 def test_two_plays_that_differ_are_named_and_end_with_1(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = commands.run(capsys, "test", "helpers.environments:Forgetful")
+    code, out, _ = commands.run(capsys, "test", "helpers.environments:Forgetful", "--verbose")
     assert (code, out.count("two plays differ")) == (1, 9)  # not the one that is cut
+    assert out.startswith("9 of 10 episodes differ when they are repeated")
     assert "the environment is not deterministic" in out
     assert outcome_of(capsys, "helpers.environments:Dice")[0] == 0
 
@@ -87,7 +88,7 @@ def test_an_environment_that_fails_ends_with_1_and_its_reason(capsys: pytest.Cap
         (["calculato"], "no verifier, environment or run is named calculato; did you mean calc"),
         (["calculato", "--environment"], "there is no such environment"),
         (["calculator", "optim.lr=1"], "takes options of environment only"),
-        (["calculator", "--answer", "3"], "--answer, --right and --all are for rewards"),
+        (["calculator", "--answer", "3"], "--answer and --right are for rewards"),
         (["calculator", "--reward", "--environment"], "contradict each other"),
     ],
 )

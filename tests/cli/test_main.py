@@ -279,7 +279,9 @@ def test_eval_wants_data(capsys: pytest.CaptureFixture[str]):
 def test_check_says_what_would_run_and_trains_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    code, output, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
+    code, output, _ = run(
+        capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3", "--verbose"
+    )
     assert code == 0
     for words in (
         "prompts     4 that carry a signal (Eq. 11); at most 16 are judged",

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dapo.cli.formatting import right, titled_table
+from rich.table import Column, Table
+
+from dapo.cli.formatting import right, say, titled_table
 from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
 from dapo.core.errors import ConfigError, DataError
@@ -115,16 +117,45 @@ def _byte_tokenizer() -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def print_plays(plays: Sequence[Play]) -> None:
-    """Print a row for each episode, and the highest reward of nonsense."""
+def print_plays(plays: Sequence[Play], *, verbose: bool) -> None:
+    """Print the verdict on the environment, and with `verbose` a row for each episode."""
     console = SafeConsole()
+    say(console, _verdict_on(plays), style="bold")
+    if any(play.differs for play in plays):
+        say(console, NOT_DETERMINISTIC)
+    cut = rewarded_cut(plays)
+    if cut is not None:
+        say(console, cut.advice)
+    if verbose:
+        console.print(_table_of(plays))
+
+
+def _verdict_on(plays: Sequence[Play]) -> str:
+    """Say whether episodes failed or differed, and how much nonsense is rewarded."""
+    failed = [play for play in plays if play.error is not None]
+    different = [play for play in plays if play.differs]
+    highest = max(play.reward for play in plays)
+    issues = []
+    if failed:
+        issues.append(f"{len(failed)} of {len(plays)} episodes failed: {failed[0].error}")
+    if different:
+        issues.append(f"{len(different)} of {len(plays)} episodes differ when they are repeated")
+    if not issues:
+        issues.append(f"nothing suspicious in {len(plays)} episodes of nonsense, played twice")
+    if len(failed) < len(plays):
+        issues.append(f"the highest reward of nonsense is {highest:g}")
+    return "; ".join(issues)
+
+
+def _table_of(plays: Sequence[Play]) -> Table:
+    """Make a row for each episode."""
     table = titled_table(
         "Episodes of nonsense",
         *right("seed"),
         "each turn",
         *right("turns", "reward"),
         "verdict",
-        "",
+        Column("remark", overflow="fold"),
     )
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
@@ -132,15 +163,7 @@ def print_plays(plays: Sequence[Play]) -> None:
         table.add_row(
             f"{play.seed}", play.kind, f"{play.turns}", f"{play.reward:g}", verdict, remark
         )
-    console.print(table)
-    console.print(
-        f"highest reward of nonsense: {max(play.reward for play in plays):g}", soft_wrap=True
-    )
-    if any(play.differs for play in plays):
-        console.print(NOT_DETERMINISTIC, soft_wrap=True)
-    cut = rewarded_cut(plays)
-    if cut is not None:
-        console.print(cut.advice, soft_wrap=True)
+    return table
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:

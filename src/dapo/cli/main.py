@@ -82,7 +82,7 @@ REMOVED_FLAGS = {
     "check --assume": (
         "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
     ),
-    "check --verbose": "dapo check prints the values that it takes in any case",
+    "test --all": "dapo test NAME --verbose prints every response",
     "explain --no-replay": "dapo explain shows what the run stored and loads no model",
     "explain --trust": "dapo explain imports no module of the run",
 }
@@ -269,9 +269,12 @@ def examine(
         str | None,
         Option(help="Of a reward: a correct response, if none of the usual forms is accepted."),
     ] = None,
-    show_all: Annotated[
+    verbose: Annotated[
         bool,
-        Option("--all", help="Of a reward: print every response, not only the suspicious ones."),
+        Option(
+            "--verbose",
+            help="Print every response or episode, not only the suspicious ones, and the times.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -286,12 +289,12 @@ def examine(
     with stdout_to_stderr(as_json):  # the module of NAME may print
         kind = find_kind(name, is_reward=is_reward, is_environment=is_environment)
     if kind == "reward":
-        is_suspicious = _test_reward(name, overrides, data, answer, right, show_all, as_json)
-    elif answer is None and right is None and not show_all:
-        is_suspicious = _test_environment(name, overrides, data, as_json)
+        is_suspicious = _test_reward(name, overrides, data, answer, right, verbose, as_json)
+    elif answer is None and right is None:
+        is_suspicious = _test_environment(name, overrides, data, verbose, as_json)
     else:
         raise ConfigError(
-            f"--answer, --right and --all are for rewards, and {name} is tested as"
+            f"--answer and --right are for rewards, and {name} is tested as"
             " an environment; leave them out"
         )
     if is_suspicious:
@@ -304,7 +307,7 @@ def _test_reward(
     data: str | None,
     answer: str | None,
     right: str | None,
-    show_all: bool,
+    verbose: bool,
     as_json: bool,
 ) -> bool:
     """Print the audit of a reward, and return True if it is suspicious."""
@@ -317,12 +320,12 @@ def _test_reward(
     if as_json:
         print_json(report.as_json())
     else:
-        print_report(report, show_all=show_all)
+        print_report(report, verbose=verbose)
     return report.suspicious
 
 
 def _test_environment(
-    name: str, overrides: list[str] | None, data: str | None, as_json: bool
+    name: str, overrides: list[str] | None, data: str | None, verbose: bool, as_json: bool
 ) -> bool:
     """Print the episodes of an environment, and return True if they are suspicious."""
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
@@ -338,7 +341,7 @@ def _test_environment(
             }
         )
     else:
-        print_plays(plays)
+        print_plays(plays, verbose=verbose)
     return is_suspicious(plays)
 
 

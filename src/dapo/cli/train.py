@@ -11,7 +11,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.core.errors import CheckpointError
@@ -21,7 +20,6 @@ from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
-from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
 
@@ -79,40 +77,33 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after, and its files."""
+    """Print the end of a run: accuracy and responses before and after, and what comes next."""
     evaluations = first_and_last_evaluation(directory, warn)
-    newest = directory.checkpoints.latest(warn=warn)
-    # a run without held-out problems needs --data
-    run = shlex.quote(str(directory.path))
-    without_state = ""
-    if newest is not None and has_weights_only(newest):
-        without_state = (
-            ", weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
-        )
-    arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
-        files={
-            "curves": directory.curves,
-            "metrics, one line per step": directory.metrics,
-            **(
-                {"judged responses": directory.rollouts_folder}
-                if directory.rollouts_folder.exists()
-                else {}
-            ),
-            **({"evaluations": directory.evaluations_folder} if evaluations else {}),
-            "checkpoint": newest,
-            "disk space": f"{size(run_status(directory.path).disk_bytes['total'])}{without_state}",
-            **({} if without_state else {"reduce it": f"dapo clean {run}"}),
-            "look at it": f"dapo view {run}",
-            "check it": f"dapo doctor {run}",
-            "evaluate it": f"dapo eval {run} {arguments}",
-            "export it": f"dapo export {run} my-model",
-        },
+        files=_next_commands(config, directory),
     )
+
+
+def _next_commands(config: Config, directory: RunDirectory) -> dict[str, str]:
+    """Return the next commands by what they do; the last one only for a run that can go on."""
+    run = shlex.quote(str(directory.path))
+    commands = {
+        "look at it": f"dapo view {run}",
+        "talk to it": f"dapo chat {run}",
+        "export it": f"dapo export {run} my-model",
+    }
+    newest = directory.checkpoints.latest(warn=warn)
+    is_resumable = newest is not None and not has_weights_only(newest)
+    # more steps do not help a run that is solved, or whose tokens are spent
+    is_at_last_step = directory.exit_reason() == "finished" and config.train.token_budget is None
+    if is_resumable and is_at_last_step:
+        more = 2 * config.train.num_steps
+        commands["train it further"] = f"dapo resume {run} train.num_steps={more}"
+    return commands
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

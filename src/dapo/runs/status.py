@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,9 @@ class RunStatus(RunProgress):
     """The status of a run."""
 
     run: str  # the run directory
+    model: str | None  # name of the model; None if config.yaml does not name one
+    started: str | None  # the time of its start, ISO 8601 in UTC
+    updated: str | None  # the time at which its newest metrics were written, or of its start
     seconds_since_step: float | None  # seconds since a running run last wrote metrics
     metrics: dict[str, float | None]  # metrics of the newest step, without evaluations
     evaluations: dict[str, dict[str, float | None]]
@@ -106,16 +110,20 @@ def run_status(path: str | Path) -> RunStatus:
         ConfigError: config.yaml is damaged.
     """
     run = RunDirectory.open(path)
-    read_manifest(run)
+    manifest = read_manifest(run)
+    started = manifest.get("started")
     with damage_of(path):
-        return _read_status(run)
+        return _read_status(run, started if isinstance(started, str) else None)
 
 
-def _read_status(run: RunDirectory) -> RunStatus:
+def _read_status(run: RunDirectory, started: str | None) -> RunStatus:
     """Read all files of a run that tell of its status."""
     records = []
+    updated = started
     if run.metrics.exists():
         records = read_metrics(run.metrics)
+        written_at = datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC)
+        updated = written_at.isoformat(timespec="seconds")
     progress = run_progress(run, records)
     steps = _training_steps(records)
     is_live = progress.state == "running"
@@ -133,6 +141,9 @@ def _read_status(run: RunDirectory) -> RunStatus:
     fork = Fork.of(run)
     return RunStatus(
         run=str(run.path),
+        model=_model_name(run),
+        started=started,
+        updated=updated,
         **asdict(progress),
         seconds_since_step=seconds_since_step,
         metrics=metrics,
@@ -183,6 +194,12 @@ def _configured(run: RunDirectory) -> TrainConfig | None:
         return build_config(options).train
     except ConfigError:  # of another version
         return None
+
+
+def _model_name(run: RunDirectory) -> str | None:
+    model = read_options(run.config).get("model")
+    name = model.get("name") if isinstance(model, Mapping) else model
+    return None if name is None else str(name)
 
 
 def _seconds_left(

@@ -1,7 +1,7 @@
 """The lines of `dapo check` about processes, memory, weight sync and what does not fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
@@ -269,6 +269,34 @@ def _values_taken(profile: HardwareProfile) -> Iterator[str]:
         f" {profile.mean_response_tokens:,.0f} of a response; {profile.keep_rate:.0%} of the groups"
         " carry a signal"
     )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory that the fullest device needs and has."""
+
+    needed: float  # bytes
+    available: float  # bytes
+    owner: str  # what the memory is of, for behind a number; empty for this machine's
+
+
+def fullest_device(estimate: ResourceEstimate) -> DeviceMemory:
+    """Return the memory of the device that is filled the most."""
+    is_gpu = estimate.profile.device == "gpu"
+    if not estimate.config.is_multiprocess:
+        owner = " of a GPU" if is_gpu else ""
+        return DeviceMemory(sum(estimate.process_memory().values()), estimate.available, owner)
+    trainer = sum(estimate.trainer_memory().values())
+    engine = sum(estimate.engine_memory().values())
+    if not is_gpu and not estimate.config.uses_ray:
+        total = estimate.ranks * trainer + estimate.config.engine_processes * engine
+        return DeviceMemory(total, estimate.available, "")
+    device = "GPU" if is_gpu else "node"
+    devices = [DeviceMemory(trainer, estimate.available, f" of a trainer's {device}")]
+    if estimate.config.engine_processes:
+        available = estimate.engine_available
+        devices.append(DeviceMemory(engine, available, f" of an engine's {device}"))
+    return max(devices, key=lambda memory: memory.needed / max(memory.available, 1))
 
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
