@@ -26,7 +26,7 @@ from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
 from dapo.training.state import Run
@@ -299,7 +299,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
 def open_case(case: Case, config: Config, path: Path) -> Iterator[Run]:
     """The run of a case before its first step; its engine samples in this process."""
     with check(config.changed("rollout", engines=0)) as checked:
-        inputs = read(resolve(checked))
+        inputs = read(resolve(checked), read_data(checked))
         if not case.in_processes:
             reward = inputs.config.reward
             judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)

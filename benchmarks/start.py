@@ -16,7 +16,7 @@ from pathlib import Path
 
 _MEASURED = """
 import sys, time
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 from dapo.config import build_config
@@ -24,7 +24,7 @@ imported_s = time.process_time()
 raw = {"model": sys.argv[2], "data": {"train": sys.argv[1]}, "reward": {"verifier": "math"}}
 raw |= {"rollout": {"max_response_tokens": 64}, "overlong": {"buffer_tokens": 8}}
 with check(build_config(raw)) as checked:
-    inputs = read(resolve(checked))
+    inputs = read(resolve(checked), read_data(checked))
 print(f"imports {imported_s:.1f} s, rows, model and prompts {time.process_time() - imported_s:.1f} s of processor time")
 print(f"{len(inputs.train):,} problems")
 """

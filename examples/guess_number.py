@@ -8,7 +8,6 @@ differ long before a game is won. No answer says `correct`, so Eq. 11 compares t
 group.
 """
 
-import json
 import re
 from typing import Any
 
@@ -19,7 +18,11 @@ LARGEST = 20
 
 
 class GuessNumber:
-    """Pays .2 for a guess within the known bounds, -.2 for another, and 1 for the number."""
+    """Pays .2 for a guess within the known bounds, 1 for the number, and -1 where the game is lost.
+
+    A turn without a number loses it, and so does one that is cut at the limit of tokens: were that
+    not the lowest reward, the model would learn never to end its turn.
+    """
 
     def reset(self, problem: Any, seed: int) -> str:
         """Choose the number by the seed; return the prompt."""
@@ -32,7 +35,7 @@ class GuessNumber:
         """Answer a guess with a hint, or end the game."""
         found = re.search(r"\d{1,4}", action)
         if found is None:
-            return StepResult("Reply with one number.", reward=-0.2)
+            return self.end()
         guess = int(found[0])
         if guess == self.number:
             return StepResult(reward=1.0, done=True)
@@ -43,7 +46,11 @@ class GuessNumber:
         else:
             self.high = min(self.high, guess - 1)
             hint = f"My number is lower than {guess}."
-        return StepResult(hint, reward=0.2 if follows_hints else -0.2)
+        return StepResult(hint, reward=0.2 if follows_hints else 0.0)
+
+    def end(self) -> StepResult:
+        """End a game for which no tokens or no turns are left."""
+        return StepResult(reward=-1.0, done=True)
 
 
 def train(model: str = "smollm2-135m-instruct", **options: Any) -> dapo.Run:
@@ -69,9 +76,7 @@ def conversation(run: dapo.Run) -> list[dict[str, str]]:
     """The messages of the best episode of a run's last step."""
     rows = run.rollouts
     last = rows[(rows["step"] == rows["step"].max()) & rows["score"].notna()]
-    messages: list[dict[str, str]] = json.loads(last.loc[last["score"].idxmax(), "episode"])[
-        "messages"
-    ]
+    messages: list[dict[str, str]] = last.loc[last["score"].idxmax(), "episode"]["messages"]
     return messages
 
 

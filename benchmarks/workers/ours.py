@@ -33,7 +33,7 @@ from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
 from dapo.sampling.continuous import ContinuousSampling
 from dapo.start.build import build
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 from dapo.training.train import train
@@ -144,7 +144,7 @@ class Ours:
         the most tokens.
         """
         checked = self._stack.enter_context(check(load_config(config, overrides)))
-        self.inputs = read(resolve(checked))
+        self.inputs = read(resolve(checked), read_data(checked))
         self.config = self.inputs.config
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())

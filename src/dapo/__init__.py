@@ -1,8 +1,8 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
-The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for your
-own loop, and the errors that they raise. Each is imported on first use, so that `import dapo` is
-immediate.
+The Python interface: `train`, `resume` and `load`, the `Run` that they return, `Stop` and `STOP` to
+end a run from a callback, `session` for your own loop, and the errors that they raise. Each is
+imported on first use, so that `import dapo` is immediate.
 
 Example:
     >>> import dapo
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dapo.api.run import Run, TrainingInterrupted
     from dapo.api.session import session
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
+    from dapo.training.signals import STOP, Stop
 
 _HOMES = {
     "Run": "dapo.api.run",
@@ -44,6 +45,8 @@ _HOMES = {
     "DapoError": "dapo.core.errors",
     "DataError": "dapo.core.errors",
     "RewardError": "dapo.core.errors",
+    "STOP": "dapo.training.signals",
+    "Stop": "dapo.training.signals",
 }
 """The module of each public name."""
 
@@ -53,6 +56,8 @@ __all__ = [
     "DataError",
     "RewardError",
     "Run",
+    "STOP",
+    "Stop",
     "TrainingInterrupted",
     "__version__",
     "load",

@@ -299,6 +299,8 @@ class Verdict:
     """
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The unweighted score of each verifier that applied; empty with a single verifier."""
+    deciders: tuple[str, ...] = field(default=(), compare=False)
+    """Of several verifiers, those that say right or wrong, and so decide `correct`."""
 
 
 @dataclass(frozen=True)

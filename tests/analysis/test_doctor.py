@@ -89,17 +89,15 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | s
     return end.value.code, capsys.readouterr().out
 
 
-def test_a_healthy_run_gets_one_line_with_what_was_looked_at(
+def test_a_healthy_run_is_told_so_first_and_what_was_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = a_run(tmp_path / "run", [STEP] * 6, {1: [row(1, 0)]})
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    assert (
-        printed
-        == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 29"
-        " rules\n"
-    )
+    verdict, *looked_at = printed.splitlines()
+    assert verdict == "healthy: 29 rules looked, nothing wrong"
+    assert " ".join(looked_at) == f"{path}: 6 steps, 0 evaluations, 1 table of responses"
 
 
 ERRORS = STEP | {"rollout/verifier_errors": 4}
@@ -123,8 +121,9 @@ def test_a_finding_names_numbers_problems_the_error_and_the_option(
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4, {6: rows})
     code, printed = doctor(capsys, str(path))
     assert code == 0
-    assert "1 finding in 6 steps" in printed
+    assert printed.startswith("1 error: verifier_errors\n")
     assert "error: verifier_errors, since step 3" in printed
+    printed = " ".join(printed.split())
     assert "20% of the responses have no verdict" in printed
     assert "rollout/verifier_errors 3.2 (steps 2 to 6)" in printed
     assert "hard (2); 2 responses of these steps show it" in printed
@@ -157,7 +156,8 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     path = a_run(tmp_path / "run", [ERRORS] * 4 + [STEP] * 8)
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    assert "nothing wrong at the end, 1 past finding in 12 steps" in printed
+    verdict = "healthy: 29 rules looked, nothing wrong at the end; over: verifier_errors\n"
+    assert printed.startswith(verdict)
     assert "verifier_errors, from step 3 to 7, no longer" in printed
 
 
@@ -172,6 +172,7 @@ def test_a_step_that_ended_without_a_batch_is_read_from_its_table(
         {1: [row(1, i, group_id=i // 2, problem_id=f"p{i // 2}", **wrong) for i in range(6)]},
     )
     _, printed = doctor(capsys, str(path))
+    printed = " ".join(printed.split())
     assert "error: too_hard, since step 1" in printed
     assert "every response to 3 prompts is wrong, so nothing is learned" in printed
     assert "data.train={mix: {easy: SOURCE, hard: SOURCE}}" in printed

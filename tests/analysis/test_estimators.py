@@ -78,7 +78,7 @@ def test_explain_names_what_each_response_is_compared_with(
             above = response["reward"] - eq9["mean"]
             expected = above * 4 / 3 if name == "rloo" else above / (eq9["std"] + 1e-6)
             assert response["advantage"] == pytest.approx(expected, abs=1e-12)
-        code, printed, _ = command(capsys, "explain", str(runs[name]), "--step", "1")
+        code, printed, _ = command(capsys, "explain", str(runs[name]), "--step", "1", "--equations")
         assert code == 0
         assert words in " ".join(printed.split())
 
@@ -96,6 +96,6 @@ def test_advantages_of_rewards_that_no_file_holds_have_no_formula(
     assert [response["advantage"] for response in found["responses"]] == list(stored.values())
     (note,) = found["notes"]
     assert "loss.kl_in=reward" in note
-    printed = command(capsys, "explain", str(runs["kl"]), "--step", "1")[1]
+    printed = command(capsys, "explain", str(runs["kl"]), "--step", "1", "--equations")[1]
     assert f"note: {note}" in " ".join(printed.split())
     assert "advantage = " not in printed

@@ -211,7 +211,7 @@ def test_the_command_prints_for_a_person_and_as_one_json_object(
     assert (code, len(out.splitlines())) == (0, 1)
     found = json.loads(out)
     assert found == json.loads(json.dumps(explain_group(path, 3)))
-    code, out, _ = command(capsys, "explain", path)
+    code, out, _ = command(capsys, "explain", path, "--equations")
     assert code == 0
     assert f"step 3, group {found['group_id']}" in out
     for response in found["responses"]:
@@ -230,7 +230,7 @@ def test_a_run_is_explained_without_torch_and_without_modules_of_the_run(
         " sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "explain", str(run)],
+        [sys.executable, "-c", script, "explain", str(run), "--equations", "--tokens"],
         capture_output=True,
         text=True,
         check=False,

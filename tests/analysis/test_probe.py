@@ -25,7 +25,7 @@ from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 from helpers.commands import run as run_command
@@ -51,7 +51,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def probe_of(config: Config, *, problems: int | None = None, samples: int | None = None) -> Probe:
     with check(config) as checked:
-        return probe_run(read(resolve(checked)), problems=problems, samples=samples)
+        return probe_run(
+            read(resolve(checked), read_data(checked)), problems=problems, samples=samples
+        )
 
 
 @pytest.fixture(scope="module")
@@ -238,14 +240,21 @@ def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     command = ["check", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--probe", "--problems", "5"]
-    code, out, _ = run_command(capsys, *command, "--against", str(run))
+    code, out, _ = run_command(capsys, *command)
+    assert code == 0
+    verdict = " of disk, about 1 minute; 4 of 5 problems carry a signal model "
+    assert verdict in " ".join(out.split())
+    assert len(out.splitlines()) <= 15
+    code, out, _ = run_command(capsys, *command, "--against", str(run), "--verbose")
     assert code == 0
     assert "probe of 5 problems x 4 responses with the real model:" in out
     assert "75 to 100 %" in out
     assert f"compared with steps 1 to 3 of {run}:" in out
     code, out, _ = run_command(capsys, *command, "--json", "--samples", "3")
-    found = json.loads(out)["probe"]
+    answer = json.loads(out)
+    found = answer["probe"]
     assert (code, found["problems"], found["samples"]) == (0, 5, 3)
+    assert answer["seconds"] > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,16 @@ small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1,
 TRAINS = (
     'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
 )
+CHATS = 'run.chat("1 + 2 =", max_new_tokens=4)'
 COMPARES = 'run.compare("tiny-random", rows, samples_per_problem=4, reward="math")'
+LOOP = """
+for seed in range(3):
+    run = dapo.train("tiny-random", data=rows, reward=digits, steps=4, seed=seed, run_dir=f"seed{seed}",
+                     on_step=press if seed == 1 else (), **small)
+"""
+FAILS = (
+    'run = dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="broken", **small)'
+)
 WRONG = {
     'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': (
         "unknown option stepz; did you mean steps"
@@ -36,7 +45,7 @@ WRONG = {
     'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
     'dapo.train("tiny-random", data=rows, reward=5, **small)': "reward: expected a verifier's name",
     'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': (
-        "on_step: expected Callable"
+        "on_step: expected a function or a list of functions, got 5"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, config="nope")': "no config file nope",
     'dapo.train("tiny-random", data=rows, reward=digits, config=3)': (
@@ -60,7 +69,7 @@ WRONG = {
         "train.num_steps: input should be"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, sinks=[1], **small)': (
-        "sinks: expected objects with write"
+        "sinks: expected names of trackers or objects with write"
     ),
     'dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="failed", **small)': (
         "with a corrected function: dapo.resume('failed', reward=FUNCTION)"
@@ -69,7 +78,7 @@ WRONG = {
         "bad_loss raised ValueError: no loss"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, steps=4, run_dir="stopped", on_step=press, **small)': (
-        "TrainingInterrupted: stopped by SIGINT; continue with: run = dapo.resume('stopped')"
+        "TrainingInterrupted: stopped by the stop button, step 1 of 4 is saved; continue with: run ="
     ),
     "dapo.load()": "WrongCall: dapo.load: missing a required argument: 'path'",
     "dapo.load(None)": "WrongCall: dapo.load: path: expected str | pathlib.Path, got None",
@@ -84,6 +93,9 @@ WRONG = {
         "eval.samples_per_problem: input should be greater than 0"
     ),
     "run.generate(5)": "prompt: expected str",
+    "run.chat()": 'a message is missing, as in run.chat("17 + 25?")',
+    'run.chat("")': 'a message is missing, as in run.chat("17 + 25?")',
+    "run.ask('1 + 1 =')": """a run has no attribute 'ask'; run.chat("TEXT") talks to the model""",
     'run.compare("run", 5)': "data: expected",
     "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",
     "run.evaluation(99)": "run has no evaluation after step 99",
@@ -110,7 +122,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
         " 1\ndapo.load('run')"
     )
     mine = 'dapo.resume("stopped", on_step=fails)'
-    cells = [SETUP, TRAINS, "run", COMPARES, session, *WRONG, mine, defect]
+    ended = [LOOP, "(run.path.name, run.status)", FAILS, "(run.path.name, run.status)  # failed"]
+    cells = [SETUP, TRAINS, "run", CHATS, COMPARES, session, *WRONG, mine, *ended, defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     folder = tmp_path_factory.mktemp("kernel")
     options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
@@ -139,6 +152,22 @@ def test_what_a_callback_raises_shows_its_own_frames_only(outputs: dict[str, lis
     assert "/dapo/" not in text
 
 
+def test_after_a_stop_or_a_failure_the_variable_of_the_cell_is_that_run(
+    outputs: dict[str, list[Any]],
+):
+    assert error_of(outputs[LOOP]) == (
+        "TrainingInterrupted: stopped by the stop button, step 1 of 4 is saved; run is the stopped"
+        " run: run.curves() shows it, dapo.resume(run) continues it"
+    )
+    (shown,) = outputs["(run.path.name, run.status)"]
+    assert shown.data["text/plain"] == "('seed1', 'stopped')", "and the loop has ended"
+    (shown,) = outputs["(run.path.name, run.status)  # failed"]
+    assert shown.data["text/plain"] == "('broken', 'failed')"
+    printed = "".join(each.text for each in outputs[LOOP] if each.output_type == "stream")
+    assert "saved" not in printed, "one message says it"
+    assert "Ctrl-C" not in printed
+
+
 def test_a_defect_of_the_package_keeps_its_whole_traceback(outputs: dict[str, list[Any]]):
     text = error_of(outputs["defect"])
     assert "entry_points.py" in text
@@ -163,6 +192,13 @@ def test_an_evaluation_is_one_line_that_is_updated(outputs: dict[str, list[Any]]
     ]
     streams = {each.name for each in outputs[COMPARES] if each.output_type == "stream"}
     assert streams <= {"stdout"}, "a note on the verifier, and no progress"
+
+
+def test_an_answer_shows_itself_once(outputs: dict[str, list[Any]]):
+    grown, result = outputs[CHATS]
+    assert (grown.output_type, grown.data["text/html"]) == ("display_data", "")
+    assert result.output_type == "execute_result"
+    assert "white-space:pre-wrap" in result.data["text/html"]
 
 
 def test_the_table_of_a_run_says_each_word_once(outputs: dict[str, list[Any]]):

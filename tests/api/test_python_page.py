@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 import dapo
+import dapo.api.chat
 import dapo.api.code_writer
 import dapo.api.entry_points
 import dapo.api.keywords
@@ -96,7 +97,15 @@ def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
 
 
 @pytest.mark.parametrize(
-    "module", [dapo, dapo.api.code_writer, dapo.api.keywords, dapo.api.run, dapo.api.entry_points]
+    "module",
+    [
+        dapo,
+        dapo.api.chat,
+        dapo.api.code_writer,
+        dapo.api.keywords,
+        dapo.api.run,
+        dapo.api.entry_points,
+    ],
 )
 def test_examples_in_docstrings_give_what_they_say(
     module: ModuleType, example_run: dapo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -441,7 +441,8 @@ def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
     assert run.status == "stopped"
     assert run.state.checkpoint is not None
     assert re.search(
-        r"stopped by SIGINT; continue with: run = dapo.resume\('runs/", str(stopped.value)
+        r"stopped by SIGINT, step 1 of 3 is saved; continue with: run = dapo.resume\('runs/",
+        str(stopped.value),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM
 
 import dapo
@@ -87,9 +86,7 @@ def test_five_lines_of_a_session_equal_the_steps_of_a_run_in_loss_and_weights(
             saved = SavedWeights(tmp_path / "run" / "checkpoints" / f"step_{step:06d}")
             for name, tensor in saved.named_tensors():
                 assert torch.equal(tensor, weights(s)[name]), name
-            stored = read_table(
-                tmp_path / "run" / "rollouts" / f"step_{step:06d}.parquet"
-            ).to_pandas()
+            stored = dapo.load(tmp_path / "run").read_rollouts(steps=step)
             table = batch.rollouts
             assert list(table.columns) == list(stored.columns)
             assert table["response"].tolist() == stored["response"].tolist()

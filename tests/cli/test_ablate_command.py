@@ -185,7 +185,7 @@ def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(
         (("ablate", "tiny", "--seeds", "a"), "--seeds a: expected seeds such as 0,1,2 or 100-104"),
         (
             ("ablate", "tiny", "optim.lrr=1", "--dry-run"),
-            "unknown option optim.lrr; did you mean optim.lr?",
+            "unknown option optim.lrr; did you mean optim.lr=1?",
         ),
         (
             ("ablate", "tiny", "train.seed=1", "--dry-run"),

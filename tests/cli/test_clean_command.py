@@ -54,8 +54,9 @@ def test_a_finished_run_keeps_the_optimizers_state_of_its_last_checkpoint(
 ):
     out = trained(capsys, tmp_path / "run", "train.keep_checkpoints=null")
     assert checkpoints(tmp_path / "run") == {2: False, 3: True}
-    assert "the run cannot be continued" not in out
-    assert "disk space  " in out
+    further = f"train it further  dapo resume {tmp_path / 'run'} train.num_steps=6\n"
+    assert further in out
+    assert len(out[out.index("look at it  ") :].splitlines()) == 4
 
 
 def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued(
@@ -66,7 +67,7 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
     for path, keep in ((whole, 1), (small, 0)):
         out = trained(capsys, path, "model.dtype=bfloat16", f"train.keep_checkpoints={keep}")
         assert checkpoints(path) == {3: keep == 1}
-        assert ("the run cannot be continued" in out) == (keep == 0)
+        assert ("dapo resume" in out) == (keep == 1)
     names = "*.safetensors"
     newest, reduced = (RunDirectory(path).checkpoints.path(3) for path in (whole, small))
     # 2 of 12 bytes per parameter

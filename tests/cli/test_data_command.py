@@ -112,6 +112,19 @@ def test_import_takes_a_mapping(tmp_path, capsys):
     assert {p.source for p in written} == {"sums"}
 
 
+def test_import_reports_problems_with_different_answers(tmp_path, capsys):
+    rows = [("1+1", "2"), ("1+1", "3"), ("2+2", "4"), ("3+3", "6"), ("3+3", "6.0"), ("1+1", "2")]
+    spec = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
+    spec.write_text("\n".join(lines))
+    code, output, _ = run(capsys, "import", spec, tmp_path / "out.jsonl")
+    assert code == 0
+    assert output.splitlines()[1:] == [
+        "1 problem with different answers, so one row rewards what another refuses: '1+1' has 2 and"
+        " 3; dapo data dedupe keeps the answer of most rows"
+    ]
+
+
 def test_dedupe_collapses_hundredfold_copies(tmp_path, capsys, released):
     out = tmp_path / "out.parquet"
     code, output, _ = run(capsys, "dedupe", released, out)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from dapo.cli.arguments import COMPARE, DATA, INSPECT, REFERENCE, TRAIN
+from dapo.cli.arguments import ASK, COMPARE, DATA, INSPECT, REFERENCE, TRAIN
 from dapo.cli.main import app
 from dapo.config import build_config
 from helpers.commands import run
@@ -67,13 +67,14 @@ def test_commands_are_grouped_by_subject():
     panels: dict[str, list[str]] = {}
     for name, command in COMMANDS[()].commands.items():
         panels.setdefault(command.rich_help_panel, []).append(name)
-    assert list(panels) == [TRAIN, INSPECT, COMPARE, DATA, REFERENCE]
+    assert list(panels) == [TRAIN, INSPECT, COMPARE, ASK, DATA, REFERENCE]
     assert {"train", "resume", "check", "convert"} <= set(panels[TRAIN])
+    assert {"chat", "generate"} == set(panels[ASK])
     assert {"view", "doctor", "explain"} <= set(panels[INSPECT])
     assert {"eval", "compare", "ablate"} == set(panels[COMPARE])
     assert {"data", "test"} == set(panels[DATA])
     assert {"show"} == set(panels[REFERENCE])
-    assert len(COMMANDS[()].commands) == 18
+    assert len(COMMANDS[()].commands) == 20
 
 
 @pytest.mark.parametrize(

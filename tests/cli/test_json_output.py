@@ -24,6 +24,7 @@ TINY = str(CONFIGS / "tiny.yaml")
 SUMS = "{builtin: {sums: {}}, size: 6}"
 VERIFIER = ("reward.verifier=dapo.rewards.examples:has_digit", "eval.max_response_tokens=4")
 WITHOUT = {
+    "chat": "talks with a person",
     "convert": "prints a configuration file",
 }
 """Commands without --json, and why."""

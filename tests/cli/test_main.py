@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> str:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
+        ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high=0.3?"),
         ("rollout.temperature=warm", "option rollout.temperature: input should be a valid number"),
         (
             "rollout.group_size=1",
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> str:
             "rollout.prompts_per_step=4 (prompts per step) must be a multiple of",
         ),
         ("rollout.top_p=0.9", "unknown option rollout.top_p; it is fixed to 1"),
-        ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
+        ("clip_high", "'clip_high' is not NAME=VALUE; type loss.clip_high=VALUE"),
         ("data.train=nowhere.jsonl", "nowhere.jsonl"),
         ("data.train=builtin:sumz", "sums"),
         ("reward.verifier=maths", "unknown verifier 'maths'; did you mean math?"),
@@ -279,7 +279,9 @@ def test_eval_wants_data(capsys: pytest.CaptureFixture[str]):
 def test_check_says_what_would_run_and_trains_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    code, output, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
+    code, output, _ = run(
+        capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3", "--verbose"
+    )
     assert code == 0
     for words in (
         "prompts     4 that carry a signal (Eq. 11); at most 16 are judged",

@@ -23,11 +23,13 @@ from transformers import (
 
 from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, resolve_estimate
+from dapo.cli.formatting import size
 from dapo.config import Config, ModelConfig, build_config, load_config
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.model_dimensions import dimensions_of, find_dimensions
 from dapo.policy.packed_forward import recompute_layers, use_packed_forward
 from dapo.policy.packing import pack
+from dapo.runs.status import run_status
 from dapo.start.resolve import resolve_auto
 from helpers.commands import run
 from helpers.model_sizes import sizes_of
@@ -463,11 +465,25 @@ def test_check_prints_problems_first_and_the_values_that_it_took(
 ):
     code, out, _ = run(capsys, "check", "tiny", "train.device=cpu", *TOO_LARGE)
     assert code == 2
-    assert out.startswith("problem: the process needs ")
-    assert "train.device=cuda estimates a GPU" in out.splitlines()[0]
-    assert "\nvalues taken: " in out
-    code, out, _ = run(capsys, "check", "tiny", "train.device=cpu")
+    verdict, problem, *_ = out.splitlines()
+    assert verdict.startswith("does not fit: needs ")
+    assert problem.startswith("problem: the process needs ")
+    assert "train.device=cuda estimates a GPU" in " ".join(out.split())
+    code, out, _ = run(capsys, "check", "tiny", "train.device=cpu", "--verbose")
+    assert out.startswith("ok: ")
     assert (code, "\nproblem: " in f"\n{out}", "\nvalues taken: " in out) == (0, False, True)
+
+
+def test_the_estimated_disk_space_is_that_of_a_run_within_30_percent(
+    capsys: pytest.CaptureFixture[str], sync_run: Path
+):
+    """The run keeps four whole checkpoints of a tiny model: half of it is in other files."""
+    code, out, _ = run(capsys, "check", str(sync_run / "config.yaml"), "--json")
+    found = json.loads(out)
+    left = run_status(sync_run).disk_bytes["total"]
+    assert code == 0
+    assert sum(found["disk_bytes"].values()) == pytest.approx(left, rel=0.3)
+    assert f"{size(sum(found['disk_bytes'].values()))} of disk" in found["verdict"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -475,8 +491,9 @@ def test_a_gpu_that_is_not_here_is_a_problem_beside_the_estimate_for_it(
     capsys: pytest.CaptureFixture[str],
 ):
     missing = "train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu"
-    code, out, _ = run(capsys, "check", "gsm8k_0.5b", "train.device=cuda")
-    assert (code, out.splitlines()[0]) == (2, f"problem: {missing}")
+    code, out, _ = run(capsys, "check", "gsm8k_0.5b", "train.device=cuda", "--verbose")
+    assert (code, out.splitlines()[0]) == (2, "cannot run: 1 problem")
+    assert f"problem: {missing}" in " ".join(out.split())
     assert "memory of the GPU that samples and trains:" in out
     code, out, _ = run(capsys, "check", "gsm8k_0.5b", "train.device=cuda", "--json")
     found = json.loads(out)

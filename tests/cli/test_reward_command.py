@@ -79,22 +79,21 @@ def test_the_nonsense_holds_what_the_documentation_says():
 
 
 def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
+    code, out, _ = run(capsys, "math", "--verbose", "reward.workers=1")
+    printed = " ".join(out.split())
+    assert (code, "19 of 19 verdicts are errors" in printed) == (0, True)
+    assert re.search(r"a group of 16 responses: [\d.e-]+ s with 1 worker\n", out)
     code, out, _ = run(capsys, "math", "reward.workers=1")
-    assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (
-        0,
-        True,
-        True,
-    )
-    assert re.search(r"a group of 16 responses: [\d.e-]+ s with 1 workers\n$", out)
+    assert out == "nothing suspicious in 44 responses that are wrong or hostile\n"
     code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
     assert code == 1
-    assert "4 false positives" in out
-    assert "several answers on one line" in out
+    assert out.startswith("4 of 44 responses are judged right though they are wrong\n")
+    assert "Answer: 1 or 2 or 42" in out
 
 
 def test_what_is_not_suspicious_is_shown_on_demand_only(capsys):
     _, short, _ = run(capsys, "math", "reward.workers=1")
-    _, long, _ = run(capsys, "math", "--all", "reward.workers=1")
+    _, long, _ = run(capsys, "math", "--verbose", "reward.workers=1")
     assert "praise of itself" not in short
     assert "praise of itself" in long
     assert len(short.splitlines()) < len(long.splitlines()) - 20
@@ -109,26 +108,20 @@ def test_a_function_that_needs_a_column_is_to_be_audited_on_data_that_has_it(cap
         " train.jsonl\n"
     )
     (tmp_path / "train.jsonl").write_text('{"prompt": "6 * 7?", "solution": "42"}\n')
-    assert (
-        "Reference '42'"
-        in run(
-            capsys,
-            "helpers.reward_functions:needs_solution",
-            "--data",
-            str(tmp_path / "train.jsonl"),
-        )[1]
-    )
+    data = str(tmp_path / "train.jsonl")
+    code, out, err = run(capsys, "helpers.reward_functions:needs_solution", "--data", data)
+    assert (code == 2, err) == (False, "")
 
 
 def test_problems_come_from_data_or_an_answer_is_given(capsys):
     code, out, _ = run(capsys, "gsm8k", "--data", "builtin:sums", "reward.workers=1")
-    assert (code, out.count("Reference")) == (0, 3)
+    assert (code, out.count("nothing suspicious in 1")) == (0, 1)
     code, out, _ = run(
-        capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1"
+        capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "--verbose"
     )
     assert (code, "a right answer" in out) == (0, True)
     code, out, _ = run(capsys, "regex", "--answer", "\\d+", "--right", "none", "reward.workers=1")
-    assert "no usual form of the right answer is accepted" in out
+    assert "no usual form of the right answer is accepted" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,7 @@ def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_rea
         f"data.instruction={json.dumps(ask)}",
     ]
     code, out, _ = run(capsys, "check", TINY, *ONE_STEP, *options)
+    out = " ".join(out.split())
     assert code == 0
     assert ("warning: " in out) == (expected is not None)
     assert (

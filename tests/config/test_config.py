@@ -419,7 +419,7 @@ def test_the_nearest_option_is_one_that_can_be_typed(override, wrong):
     ("override", "answer"),
     [
         ("LR=1", "did you mean optim.lr?"),
-        ("LOSS.Clip_High=1", "did you mean loss?"),
+        ("LOSS.Clip_High=1", "did you mean loss.clip_high?"),
         ("steps=1", "did you mean train.num_steps?"),
         ("stepz=1", "did you mean train.num_steps?"),
         ("temperature=1", "did you mean rollout.temperature or eval.temperature?"),

@@ -9,9 +9,9 @@ from dapo.cli.train import start_run
 from dapo.config import build_config, load_config
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems
+from dapo.evaluation.scores import evaluation_plan
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.build import evaluation_plan
 from helpers.tiny_runs import logged_names, tiny
 
 MIX = {

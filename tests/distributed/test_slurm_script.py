@@ -425,7 +425,12 @@ def test_a_dry_run_prints_the_script_and_needs_no_slurm(
     code, out, err = run(
         capsys, "submit", TINY, "--nodes", "2", "--setup", "module load cuda", "--dry-run"
     )
-    assert (code, err) == (0, "")
+    assert code == 0
+    summary = err.splitlines()
+    assert summary[0] == "dry run, nothing is written or submitted: 2 nodes"
+    folder = re.fullmatch(r"  folder +(\S+[.]slurm), for job[.]sh and its log", summary[2])
+    assert folder is not None
+    assert summary[3].split() == ["command", "sbatch", f"{folder[1]}/job.sh"]
     assert out.startswith("#!/bin/bash\n#SBATCH --job-name=dapo-tiny-")
     assert "\nmodule load cuda\n" in out
     assert not list(tmp_path.iterdir())
@@ -439,7 +444,7 @@ def test_a_dry_run_prints_the_script_and_needs_no_slurm(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["loss.clip_hihg=0.3"], "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
+        (["loss.clip_hihg=0.3"], "unknown option loss.clip_hihg; did you mean loss.clip_high=0.3?"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
         (["--time", "two days"], "--time 'two days': expected MINUTES"),
         (["--partition", "a;b"], "--partition 'a;b': expected a name"),

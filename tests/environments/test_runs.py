@@ -338,7 +338,9 @@ def test_explain_walks_the_longest_episode_of_a_group(
     ]
     assert len(observed) > 0
     assert found["observed_tokens"] == len(observed)
-    code, out, _ = run_command(capsys, "explain", str(whole), "--step", step, "--group", group)
+    code, out, _ = run_command(
+        capsys, "explain", str(whole), "--step", step, "--group", group, "--equations"
+    )
     assert code == 0
     assert "observed" in out
     assert "only the tokens of the assistant's turns train" in out
@@ -358,7 +360,9 @@ def test_explain_says_what_the_tokens_of_a_turn_are_credited_with(
     )
     assert code == 0, err
     assert json.loads(out)["eq9"]["credit"] == "turn"
-    code, out, _ = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(group))
+    code, out, _ = run_command(
+        capsys, "explain", str(run), "--step", "1", "--group", str(group), "--equations"
+    )
     assert (
         code,
         "the tokens of a turn have the advantage of the rewards" in " ".join(out.split()),

@@ -143,7 +143,8 @@ def test_a_prompt_that_is_another_one_each_time_is_an_error_of_the_episode():
     _, (episode,) = played(f"{TRL}Restless", [TEXT], ["done"])
     assert (
         episode.error
-        == "reset returned a different prompt from that at the start for problem 1 and the same seed"
+        == "reset returned a different prompt from that at the start for problem 1 and the same seed;"
+        " draw from the global `random` or a generator of `seed`"
     )
 
 

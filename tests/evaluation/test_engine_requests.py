@@ -20,8 +20,7 @@ from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import NativeEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import Evaluation, EvaluationPlan
-from dapo.start.build import evaluation_plan
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, evaluation_plan
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge, problems
 from helpers.tiny_models import tiny_model

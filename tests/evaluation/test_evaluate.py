@@ -27,7 +27,7 @@ from dapo.evaluation.scores import (
     require_summary,
 )
 from dapo.start.evaluate import EvalRequest, evaluation_config, evaluation_data
-from dapo.start.read import distinct
+from dapo.start.rows import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
 from helpers.paths import SHARED_DATA

@@ -16,7 +16,8 @@ from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
 from dapo.start.check import open_audit, open_environment
 from dapo.start.read import Inputs
-from dapo.training.checkpointing import is_logged, restore
+from dapo.training.checkpointing import restore
+from dapo.training.saved_state import is_logged
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
 from dapo.training.train import train

@@ -60,7 +60,7 @@ def test_a_loss_is_a_function_and_a_row_of_the_table(
     assert metrics["loss/policy"] == pytest.approx(loss, abs=1e-6)
     assert (
         "  loss        REINFORCE, without a ratio, averaged by token\n"
-        in (run(capsys, "check", str(TINY), *ONE_STEP, *options)[1])
+        in (run(capsys, "check", str(TINY), *ONE_STEP, *options, "--verbose")[1])
     )
     assert " reinforce: A log pi; clip: " in (ROOT / "docs" / "options.md").read_text()
 
@@ -71,7 +71,7 @@ def test_an_engine_is_a_folder_a_section_and_a_row_of_the_table(
     section = run(capsys, "show", "rollout.plain")[1]
     assert "per_poll  default 4, unit responses\n" in section
     engine = "rollout.engine=plain"
-    assert "the plain engine" in run(capsys, "check", str(TINY), *ONE_STEP, engine)[1]
+    assert "the plain engine" in run(capsys, "check", str(TINY), *ONE_STEP, engine, "--verbose")[1]
     here = train(capsys, tmp_path / "here", engine)
     own_process = (engine, "rollout.engines=1", "rollout.plain.per_poll=3")
     there = train(capsys, tmp_path / "there", *own_process)
@@ -86,7 +86,7 @@ def test_an_option_is_a_field_that_is_read_where_its_section_arrives(
 ):
     shown = run(capsys, "show", "optim.eps")[1]
     assert shown.startswith("optim.eps  default 1e-08, paper 1e-08\n")
-    checked = run(capsys, "check", "tiny", "optim.eps=0.1")[1]
+    checked = run(capsys, "check", "tiny", "optim.eps=0.1", "--verbose")[1]
     assert "  - optim.eps: 0.1 (paper: 1e-08)\n" in checked
     page = (ROOT / "docs" / "options.md").read_text()
     assert "| `optim.eps` | `1e-08` | `1e-08` |  | Number" in page

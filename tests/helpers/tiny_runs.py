@@ -17,7 +17,7 @@ from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
-from dapo.start.check import Checked, check, load_functions
+from dapo.start.check import Checked, check, load_functions, read_data
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
 from dapo.training.state import Run
@@ -42,7 +42,7 @@ EVENTFUL = (
 def new_run(config: Config, path: Path) -> Iterator[Run]:
     """A new run in `path`, parts of which a test may replace before it trains."""
     with check(config) as checked:
-        inputs = read(resolve(checked))
+        inputs = read(resolve(checked), read_data(checked))
         directory = RunDirectory.create(path, dump_config(inputs.config), {})
         display = ProgressDisplay(config.train.num_steps)
         with directory.lock(), build(inputs, directory, display, first_step=1) as run:
@@ -60,7 +60,8 @@ def inputs_of(
     reward = config.reward
     judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)
     code = replace(load_functions(config), judge=judge, audit=audit, environment=environment)
-    return read(resolve(Checked(config, code)))
+    checked = Checked(config, code)
+    return read(resolve(checked), read_data(checked))
 
 
 def tiny(*overrides: str) -> Config:

@@ -18,7 +18,7 @@ from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.run import RunCallbacks, new_run, run_training
 from helpers.paths import TINY
 from helpers.tiny_runs import tiny
@@ -54,7 +54,7 @@ def make_run(path: Path, *overrides: str) -> Path:
     """A finished run of the tiny model, four steps with three evaluations."""
     with (
         check(tiny(*SHORT, *overrides)) as checked,
-        new_run(checked, path, command=["dapo", "train"]) as ready,
+        new_run(checked, read_data(checked), path, command=["dapo", "train"]) as ready,
     ):
         run_training(ready, RunCallbacks(warn=pytest.fail))
     return path

@@ -2,6 +2,7 @@
 which step.
 """
 
+import math
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from dapo.analysis.compare import compare_runs
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.checkpoints import WEIGHTS_ONLY, require_optimizer_state, step_of
+from dapo.runs.curves import Mark, curves_figure, marks_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
-from dapo.runs.stored_config import load_run_config
+from dapo.runs.stored_config import load_run_config, with_overrides
 from dapo.start import run as execute
 from dapo.start.fork import create_fork, plan_fork
 from helpers.commands import own_errors
@@ -64,7 +66,8 @@ def test_status_and_compare_print_the_changes(
     changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     _, out, _ = run_command(capsys, "status", str(changed))
-    assert "changed     optim.lr 0.001 -> 0.002, train.num_steps 1 -> 2, after step 1\n" in out
+    changes = "changed optim.lr 0.001 -> 0.002, train.num_steps 1 -> 2, after step 1 changed"
+    assert changes in " ".join(out.split())
     other = tmp_path / "other"
     start_run(tiny(*SAVES, "optim.lr=0.5"), run_dir=other, config_name="tiny")
     assert (
@@ -157,13 +160,44 @@ def test_a_preset_cannot_change_because_its_options_would_not(changed: Path):
     assert (changed / "config.yaml").read_text() == before
 
 
+def test_the_command_of_a_run_has_its_newest_options_and_the_resumes_behind_it(changed: Path):
+    started = ["dapo", "train", "tiny", "optim.lr=0.001", "train.seed=5", "--run-dir", "a=b"]
+    newest = ["dapo", "train", "tiny", "optim.lr=0.002", "train.seed=5", "train.num_steps=3"]
+    words = with_overrides(started, ["optim.lr=0.002", "train.num_steps=3"])
+    assert words == [*newest, "--run-dir", "a=b"]
+    assert dapo.load(changed).command.splitlines()[1:3] == [
+        f"# after step 1: dapo resume {changed} optim.lr=0.002 train.num_steps=2",
+        f"# after step 2: dapo resume {changed} train.num_steps=3",
+    ]
+
+
+def test_the_curves_mark_each_change_and_join_no_evaluations_of_two_rewards(changed: Path):
+    run = RunDirectory(changed)
+    first = marks_of(run)[:1]
+    assert first == [Mark(1, "optim.lr=0.002", is_of_reward=False)]
+    axes = curves_figure(run.metrics, marks=first).axes
+    assert [text.get_text() for text in axes[0].texts] == ["optim.lr=0.002"]
+    for panel in axes[:4]:
+        assert [1.5, 1.5] in [list(line.get_xdata()) for line in panel.lines]
+    before, after = [
+        next(line for line in figure.axes[0].lines if line.get_label().startswith("held out: "))
+        for figure in (
+            curves_figure(run.metrics),
+            curves_figure(run.metrics, marks=[Mark(1, "reward changed", is_of_reward=True)]),
+        )
+    ]
+    gap = list(after.get_xdata()).index(1.5)
+    assert math.isnan(after.get_ydata()[gap])
+    assert [x for x in after.get_xdata() if x != 1.5] == list(before.get_xdata())
+
+
 def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(
     changed: Path, tmp_path: Path
 ):
     run = shutil.copytree(changed, tmp_path / "run")
     (run / "summary.json").unlink(missing_ok=True)  # killed
     with pytest.raises(
-        ConfigError, match=r"train\.num_steps=1 is below step 3, which .* has reached; raise it"
+        ConfigError, match=r"the run is at step 3; train\.num_steps=1 is behind it: expected more"
     ):
         resume_run(run, ["train.num_steps=1"])
     assert load_run_config(RunDirectory(run)).train.num_steps == 3

@@ -3,6 +3,7 @@ alone.
 """
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +73,26 @@ def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock
 @pytest.mark.parametrize(
     ("reason", "state", "code", "shown"),
     [
-        ("finished", "finished", 0, "finished"),
-        ("solved", "solved", 0, "solved: all problems of a step were solved"),
+        ("finished", "finished", 0, " s ago run "),
+        ("solved", "solved", 0, ": all problems of a step were solved"),
         (
             "interrupted: stopped by SIGINT",
             "stopped",
             0,
-            "stopped (stopped by SIGINT); continue with: dapo resume",
+            ": stopped by SIGINT; continue with: dapo resume",
         ),
-        (None, "stopped", 0, "stopped (its process was killed); continue with: dapo resume"),
+        (
+            "stopped: the reward is high enough",
+            "stopped",
+            0,
+            ": the reward is high enough; continue with: dapo resume",
+        ),
+        (None, "stopped", 0, ": its process was killed; continue with: dapo resume"),
         (
             "NumericsError: weights that are not finite",
             "failed",
             1,
-            "failed: NumericsError: weights that are not",
+            ": NumericsError: weights that are not",
         ),
     ],
 )
@@ -106,8 +113,8 @@ def test_an_ended_run_says_how_and_only_a_failed_one_exits_1(
     before = sorted(path.name for path in directory.path.iterdir())
     given, out, err = run(capsys, "status", str(directory.path))
     assert (given, err) == (code, "")
-    assert f"state       {shown}" in out
-    assert f"step        3/{status.num_steps}\n" in out
+    assert out.startswith(f"{state}, step 3/{status.num_steps}, accuracy 50.0%, ")
+    assert shown in " ".join(out.split())
     given, out, _ = run(capsys, "status", str(directory.path), str(directory.path))
     assert given == code
     assert out.count(f" {state} ") == 2
@@ -156,3 +163,44 @@ def test_a_table_of_runs_says_which_results_are_mean_scores(
         True,
         False,
     )
+
+
+def test_several_sources_are_one_line_with_the_whole_and_the_worst(
+    capsys: pytest.CaptureFixture[str], directory: RunDirectory
+):
+    evaluated = {"eval/a+b/accuracy": 0.5, "eval/a+b/low": 0.4, "eval/a+b/high": 0.6}
+    by_source = {"eval/a/accuracy": 0.25, "eval/b/accuracy": 0.75}
+    directory.metrics.unlink()
+    log_metrics(directory.metrics, [{"step": 3, "reward/mean": 0.1, **evaluated, **by_source}])
+    _, out, _ = run(capsys, "status", str(directory.path))
+    shown = " ".join(out.split())
+    assert "evaluation a+b 50.0% (40.0% to 60.0%), at step 3; the worst of 2 sources: a" in shown
+    assert out.count("evaluation") == 1
+    # the table has the accuracy of the whole, not of the last source
+    _, out, _ = run(capsys, "status", str(directory.path), str(directory.path))
+    assert out.count("50.0%") == 2
+
+
+def test_following_prints_the_steps_and_ends_with_the_state_of_the_run(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The run ends while it is followed: a sleep logs a step, the next one ends the run."""
+    monkeypatch.setattr("dapo.cli.status.POLL_S", 0.0)
+    code, out, _ = run(capsys, "status", str(directory.path), "--follow")
+    assert (code, out.count("stopped, step 3/10")) == (0, 1)  # it has ended: one sentence
+    with ExitStack() as training:
+        training.enter_context(directory.lock())
+        events = iter([lambda: _log_a_step(directory), training.close])
+        monkeypatch.setattr("dapo.cli.status.time.sleep", lambda _: next(events)())
+        code, out, _ = run(capsys, "status", str(directory.path), "--follow")
+    first, step, *last = out.splitlines()
+    assert first.startswith("running, step 3/10, about ")
+    assert step.startswith("step  4/10 ")
+    assert " ".join(last).startswith("stopped, step 4/10, ")
+    assert code == 0
+
+
+def _log_a_step(directory: RunDirectory) -> None:
+    whole_lines, _, _ = directory.metrics.read_bytes().rpartition(b"\n")
+    directory.metrics.write_bytes(whole_lines + b"\n")
+    log_metrics(directory.metrics, [{"step": 4, "reward/mean": 0.4, "time/step_s": 1.0}])

@@ -17,6 +17,8 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
+from dapo.rewards.combine import RewardSpec
+from dapo.runs.outcomes import Outcome
 from dapo.sampling.batch import Sampling, SamplingPlan, collect
 from dapo.sampling.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.sampling.queue import Batch
@@ -26,7 +28,7 @@ from dapo.training.stopping import (
     describe_short_batch,
     require_groups,
 )
-from dapo.types import Generation, GenerationRequest, Group, Verdict
+from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 from helpers.fake_rollout import (
     BROKEN,
     END,
@@ -41,6 +43,8 @@ from helpers.fake_rollout import (
     random_script,
     sampler,
 )
+from helpers.tables import for_each_row
+from helpers.tiny_runs import tiny
 
 
 def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple[list[int], str]]:
@@ -237,11 +241,6 @@ def test_a_short_batch_trains():
             "8 all correct",
             "the reward accepts too much: dapo test f --data d.jsonl shows",
         ),
-        (
-            "eeee",
-            "8 with fewer than two verdicts (32 verifier errors, most often: timed out",
-            "Test the verifier: dapo",
-        ),
     ],
 )
 def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
@@ -255,6 +254,80 @@ def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
     first, second = str(error.value).split("\n")
     assert first.startswith(f"step 1: nothing to learn from, in 8 groups: {found}")
     assert advice in second
+
+
+def test_where_most_responses_have_no_verdict_the_error_is_about_these():
+    batch = run(
+        in_order(20), ScriptedEngine(by_group(lambda problem: "eeee")), sampler(prompts=2, bound=8)
+    )
+    with pytest.raises(VerifierFailed) as error:
+        require_groups(batch, reward_test="dapo test f --data d.jsonl")
+    first, second = str(error.value).split("\n")
+    assert first.startswith(
+        "step 1: 32 of the 32 responses judged have no verdict. 32 times: timed"
+    )
+    assert second.startswith("Correct the verifier or the references (dapo test f --data d.jsonl")
+
+
+def equal_correctness(correct: bool, *, deciders: tuple[str, ...] = ()) -> Batch:
+    """Two groups that are dropped as all right or all wrong; the scores of the second differ."""
+    outcome: Outcome = "all_correct" if correct else "all_wrong"
+    judged = []
+    for number, scores in enumerate([(0.0, 0.0), (0.0, 1.0)]):
+        verdicts = tuple(Verdict(correct, score, deciders=deciders) for score in scores)
+        generations = (Generation("0", (1,), (-1.0,), "stop", 0),) * len(scores)
+        group = Group(Problem(str(number), "Q", ""), (1,), generations, verdicts, number)
+        judged.append((group, outcome))
+    counts = {outcome: 2}
+    return Batch((), tuple(judged), counts, counts, shortfall=2, epoch=0, prediction=None)
+
+
+@for_each_row(
+    ("correct", "deciders", "options", "who", "change"),
+    [
+        (False, ("f_0123abcd:exact",), (), "`exact` says right or wrong (True or False)", "float("),
+        (False, ("math",), (), "`math` says right or wrong", "leave it out of the reward"),
+        (
+            True,
+            (),
+            ("reward.verifier=my:verl",),
+            "`my:verl` says right or wrong",
+            "leave `acc` or `correct` out of what `my:verl` returns",
+        ),
+        (
+            False,
+            (),
+            ("environment=environment_0123abcd:Game", "reward.verifier=environment"),
+            "`Game` says `correct`",
+            "leave `correct` out of its StepResult",
+        ),
+        (
+            False,
+            (),
+            ("reward.verifier=my:score", "reward.threshold=2"),
+            "reward.threshold=2 says right or wrong",
+            "leave it out",
+        ),
+    ],
+)
+def test_groups_that_are_dropped_although_their_scores_differ_are_counted_with_who_decides(
+    correct, deciders, options, who, change
+):
+    config = tiny(*options)
+    with pytest.raises(ShortfallError) as error:
+        require_groups(equal_correctness(correct, deciders=deciders), config=config)
+    advice = str(error.value).split("\n")[1]
+    word = "correct" if correct else "wrong"
+    assert advice.startswith(f"In 1 of the 2 groups all {word} the scores differ, but {who}, and")
+    assert change in advice
+
+
+def test_a_combined_verdict_names_which_of_several_verifiers_decide():
+    spec = RewardSpec.of({"exact": 1.0, "digits": 0.2})
+    combined = spec.combine([Verdict(False, -1.0), Verdict(None, 3.0)])
+    assert (combined.correct, combined.deciders) == (False, ("exact",))
+    assert spec.combine([Verdict(None, 1.0), Verdict(None, 3.0)]).deciders == ()
+    assert RewardSpec.of("exact").combine([Verdict(True, 1.0)]).deciders == ()
 
 
 def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.start.check import UserCode, check
+from dapo.start.check import check
 from dapo.start.rows import load_rows
 from helpers.commands import run as command
 from helpers.tiny_runs import tiny
@@ -28,7 +28,7 @@ def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path)
     rows = [{"prompt": f"{i % 4}+1=", "answer": str(i)} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
-    (warning,) = load_rows(config.data, config.reward, UserCode(), "train")[1]
+    (warning,) = load_rows(config.data, config.reward, {}, "train")[1]
     assert warning.startswith("data.train: texts with different answers: 4, so a row rewards")
 
 

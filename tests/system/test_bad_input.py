@@ -5,11 +5,13 @@ expected, what came and what to do; hostile ones are refused without a traceback
 import contextlib
 import io
 import itertools
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from dapo.core.secrets import find_secrets, mask_options
 from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
 from helpers import paths
+from helpers.fresh_commands import FreshCommands
 from helpers.message_table import Case, printable, read_cases, write_cases
 from helpers.run_files import new_run
 
@@ -182,6 +185,7 @@ def test_a_wrong_input_is_answered_with_the_message_of_the_table(
 def test_the_table_has_one_entry_for_each_input_that_users_get_wrong():
     assert len(set(CASES)) == len(CASES) <= 40
     assert {case.section for case in CASES} == set(ANSWERS)
+    assert {case.input for case in CASES} >= set(NEED_THE_MODEL)
 
 
 HOSTILE = (
@@ -224,6 +228,140 @@ def test_a_hostile_input_is_refused_with_a_message(
     message = printable(ANSWERS[section](text, tmp_path))
     assert 10 < len(message) < 2000
     assert "Error(" not in message
+
+
+# --- within a second
+
+
+def command_of(case: Case, folder: Path) -> list[str]:
+    """The command line that meets a wrong input of the table, in its own folder."""
+    paths = {"{dir}": str(folder), "{tiny}": TINY}
+    text = reduce(lambda text, name: text.replace(name, paths[name]), paths, case.input)
+    base = folder / "base.yaml"
+    base.write_text(json.dumps(BASE))
+    if case.section == "command":
+        return text.split(" ")
+    if case.section == "option":
+        return ["train", str(base), text]
+    if case.section == "config path":
+        return ["train", text]
+    if case.section == "options":
+        options, overrides = eval(text)
+        base.write_text(json.dumps(options))
+        return ["train", str(base), *overrides]
+    if case.section == "config file":
+        written(folder / "c.yaml", eval(text))
+        return ["train", "c.yaml"]
+    if case.section == "data source":
+        return ["train", str(base), f"data.train={json.dumps(eval(text))}"]
+    if case.section == "verifier":
+        name, options = eval(text)
+        return ["train", str(base), f"reward.verifier={name}", f"reward.options={options}"]
+    name, content = eval(text) if case.section == "data file" else ("d.jsonl", eval(text))
+    written(folder / name, content)
+    return ["train", str(base), f"data.train={name}", "reward.verifier=math"]
+
+
+NEED_THE_MODEL = {
+    "train {tiny} data.max_prompt_tokens=1": "the model's tokenizer counts a prompt's tokens",
+    "train {tiny} rollout.max_response_tokens=5000": "the model's config.json has its positions",
+}
+"""The inputs that are wrong only for the model, with what must be loaded to know it."""
+REFUSED_AT_ONCE = [
+    "train {tiny} data.eval=no.jsonl",
+    "train {tiny} data.train=[no.jsonl,neither.jsonl]",
+    "train {tiny} data.train=bare.jsonl reward.verifier=math",
+    "train {tiny} data.train=rows.jsonl reward.verifier=own_rewards:unit",
+    "train {tiny} data.train=rows.jsonl reward.verifier=own_rewards:brevit",
+    "train {tiny} reward.verifier=no_such:f",
+    "train {tiny} environment=no_such:Game",
+    "train {tiny} dynamic_sampling.filter=no_such:f",
+    "train {tiny} loss.function=no_such:f",
+    "train {tiny} audit.verifier=no_such:f",
+    "train {tiny} model=./no",
+    "train {tiny} model=no/such",
+    "train {tiny} model={dir}/full",
+    "train {tiny} model={dir}/nomodel",
+    "train {tiny} preset=distill loss.reference.model=./no",
+    "train {tiny} log.sinks=[mlflow]",
+    "check {tiny} data.train=no.jsonl",
+    "check {tiny} model=./no",
+    "submit {tiny} data.train=no.jsonl --dry-run",
+    "resume no",
+    "resume halfrun",
+    "clean no",
+    "clean emptyrun no",
+    "status no",
+    "fork no",
+    "fork emptyrun",
+    "export no out",
+    "export emptyrun out",
+    "export emptyrun full",
+    "eval no --data builtin:sums",
+    "eval tiny-random --data no.jsonl",
+    "eval --compare tiny-random no --data builtin:sums",
+    "doctor no",
+    "explain no",
+    "compare no neither",
+    "view no",
+    "test maths",
+    "test no_such:f",
+    "ablate no",
+    "show no.such",
+    "convert no.py",
+    "data stats no.jsonl",
+    "data import no.csv out.jsonl",
+    "data dedupe no.jsonl out.jsonl",
+]
+for package, option in {
+    "wandb": "log.sinks=[wandb]",
+    "trackio": "log.sinks=[trackio]",
+    "vllm": "rollout.engine=vllm",
+}.items():
+    if find_spec(package) is None:
+        REFUSED_AT_ONCE.append(f"train {{tiny}} {option}")
+MAX_CPU_S = 1.5
+TRIES = 3
+"""Of which the fastest counts: other processes slow a command by half."""
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[FreshCommands]:
+    commands = FreshCommands()
+    yield commands
+    commands.close()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for case in CASES if case.input not in NEED_THE_MODEL),
+        *(Case("command", text) for text in REFUSED_AT_ONCE),
+    ],
+    ids=lambda case: f"{case.section}: {case.input[:60]}",
+)
+def test_a_wrong_input_is_refused_within_a_second_and_without_torch(
+    case: Case, fresh: FreshCommands, tmp_path: Path
+):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    made(folder)
+    (folder / "own_rewards.py").write_text(
+        "def unit(completions, unit, **others):\n    return [1.0] * len(completions)\n"
+    )
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(16)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "bare.jsonl").write_text('{"prompt": "1+1="}\n')
+    command = command_of(case, folder)
+    cpu_s = math.inf
+    for _ in range(TRIES):
+        answer = fresh.run(command, folder)
+        assert (answer.code, answer.heavy) == (2, []), answer.err
+        assert "Traceback" not in answer.err
+        cpu_s = min(cpu_s, answer.cpu_s)
+        if cpu_s < MAX_CPU_S:
+            return
+    pytest.fail(f"{' '.join(command)} took {cpu_s:.2f} s of the processor")
 
 
 # --- numbers and secrets

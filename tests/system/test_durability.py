@@ -23,7 +23,7 @@ from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
-from dapo.training.checkpointing import read_state
+from dapo.training.saved_state import read_state
 from dapo.training.signals import StopRequest
 from dapo.training.state import TrainState
 from dapo.training.train import train

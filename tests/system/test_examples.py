@@ -105,7 +105,8 @@ def test_the_script_with_a_game_rewards_guesses_that_follow_the_hints_and_runs()
     game = guess_number.GuessNumber()
     assert "from 1 to 20" in game.reset(None, seed=6)
     answers = [game.step(guess) for guess in ("10", "12", "none", "7")]
-    assert [each.reward for each in answers] == [0.2, -0.2, -0.2, 1.0]
+    assert [each.reward for each in answers] == [0.2, 0.0, -1.0, 1.0]
+    assert answers[2] == game.end()  # no answer is worth less than one that is cut
     assert [each.observation for each in answers[:2]] == [
         f"My number is lower than {n}." for n in (10, 12)
     ]

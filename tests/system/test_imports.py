@@ -50,6 +50,7 @@ OPTIONAL_HOMES = {
     "reasoning_gym": {"data", "rewards"},
     "tensorboard": {"runs"},
     "trackio": {"runs"},
+    "mlflow": {"runs"},
     "wandb": {"runs"},
 }
 SEVERAL_FILES = {"ray"}  # a whole folder stands for it
@@ -64,6 +65,8 @@ LIGHT = (
     "processes",
     "rewards",
     "cli/main",
+    "cli/model_commands",
+    "cli/prompts",
     "cli/data",
     "cli/reward",
     "cli/submit",
@@ -71,6 +74,7 @@ LIGHT = (
     "runs/status",
     "runs/stored_config",
     "start/check",
+    "start/model_choice",
 )
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
 # packages with which one looks at a run, or reads a model's first file: no start waits for them

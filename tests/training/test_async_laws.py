@@ -27,7 +27,7 @@ from dapo.policy.model import load_model
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES
 from dapo.training import step_metrics
-from dapo.training.checkpointing import is_logged
+from dapo.training.saved_state import is_logged
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest
 from helpers.async_runs import async_config, resumed_from, run_or_resume

@@ -19,7 +19,7 @@ from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.problem_stats import ProblemStats
 from dapo.sampling.queue import Batch
 from dapo.sampling.selection import ProblemSelector
-from dapo.training.checkpointing import read_state
+from dapo.training.saved_state import read_state
 from dapo.training.state import Run
 from dapo.types import GenerationRequest, Problem
 from helpers.fake_rollout import FakeEncoder, FakeJudge, plan, random_script, sampler

@@ -10,6 +10,7 @@ from dapo.analysis.stored_groups import read_groups
 from dapo.config import load_config
 from dapo.core.text import one_line, shorten
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.rollout_table import iterate_rows
 from dapo.sampling.rollout_metrics import rollout_metrics
@@ -51,6 +52,9 @@ class Diagnosis:
     steps: int  # number of training steps with metrics
     evaluations: int
     rollout_tables: int  # the number of stored tables of responses
+    # accuracies or mean scores of the first and the last evaluation; None without two
+    accuracies: tuple[float, float] | None = None
+    is_binary: bool = True  # whether the verifier decides right or wrong; else they are scores
 
     @property
     def issues(self) -> list[DiagnosedFinding]:
@@ -69,7 +73,7 @@ class Diagnosis:
 
 
 def diagnose(path: Path) -> Diagnosis:
-    """Run all rules over a run; findings that hold at the end come first, then the severe.
+    """Run all rules over a run; notes come last, of the others first those that hold at the end.
 
     Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
@@ -95,12 +99,26 @@ def diagnose(path: Path) -> Diagnosis:
     ]
     order = list(rules)
 
-    def rank(case: DiagnosedFinding) -> tuple[bool, int, int]:
+    def rank(case: DiagnosedFinding) -> tuple[bool, bool, int, int]:
+        is_note = case.finding.severity == "note"
         severity = SEVERITIES.index(case.finding.severity)
-        return not case.holds, severity, order.index(case.finding.name)
+        return is_note, not case.holds, severity, order.index(case.finding.name)
 
     cases.sort(key=rank)
-    return Diagnosis(cases, history.steps, history.evaluations, len(tables))
+    evaluations = first_and_last_evaluation(run)
+    values = [
+        evaluation["accuracy"]
+        for evaluation in evaluations
+        if evaluation.get("accuracy") is not None
+    ]
+    return Diagnosis(
+        cases,
+        history.steps,
+        history.evaluations,
+        len(tables),
+        accuracies=(values[0], values[-1]) if len(values) > 1 else None,
+        is_binary=all(evaluation.get("binary", True) for evaluation in evaluations),
+    )
 
 
 def _unfinished_step(

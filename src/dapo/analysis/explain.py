@@ -35,6 +35,9 @@ _GROUP_COLUMNS = (
 )
 """The columns of the table that are equal for all responses of a group."""
 
+MAX_STEPS = 20
+"""The number of steps in which `instructive_step` looks for a group that trained."""
+
 _NOT_DECIDED = {
     "excess": "the batch was full before this group; its problem went back to the stream",
     "aborted": "the batch was full before all of its responses had ended",
@@ -52,8 +55,9 @@ def explain_group(run_dir: str | Path, step: int, group: int | None = None) -> d
     """Explain by stored values why a group trained or not, and its advantages.
 
     `step` is a finished one, from 1, whose responses are stored; `group` is the group's id,
-    `group_id` in the table of responses (None: of the groups that trained, the one with the largest
-    standard deviation of rewards, then the shortest). Nothing is written.
+    `group_id` in the table of responses (None: of the groups that trained, one with right and wrong
+    responses, of these the one with the largest standard deviation of rewards, then the shortest).
+    Nothing is written.
 
     Returns JSON values, described in docs/view.md. Raises CheckpointError without such a run, and
     DataError without such a group or for damaged files.
@@ -88,11 +92,27 @@ def explain_group(run_dir: str | Path, step: int, group: int | None = None) -> d
     }
 
 
+def instructive_step(run_dir: str | Path) -> int:
+    """Return the newest step with stored responses of which a group trained.
+
+    The newest step with stored responses if none of the last MAX_STEPS trained a group; 1 without
+    stored responses.
+    """
+    tables = RunDirectory.open(run_dir).rollout_tables()
+    newest_first = sorted(tables, reverse=True)
+    for step in newest_first[:MAX_STEPS]:
+        with damage_of(tables[step]):
+            outcomes = read_rollouts([tables[step]], ["outcome"])["outcome"].to_pylist()
+        if "trained" in outcomes:
+            return step
+    return max(tables, default=1)
+
+
 def _rewards_by_group(path: Path) -> dict[int, list[Row]]:
-    """Return outcome, reward and length of each response of a step, by group."""
+    """Return outcome, verdict, reward and length of each response of a step, by group."""
     groups: dict[int, list[Row]] = {}
     for row in read_rollouts(
-        [path], ["group_id", "outcome", "reward", "response_tokens"]
+        [path], ["group_id", "outcome", "correct", "reward", "response_tokens"]
     ).to_pylist():
         groups.setdefault(row["group_id"], []).append(row)
     if not groups:
@@ -106,14 +126,19 @@ def _select_group(groups: Mapping[int, Sequence[Row]]) -> tuple[int, str]:
     if not trained:
         return next(iter(groups)), "the first group, because no group of the step trained"
 
-    def rank(group: int) -> tuple[float, int, int]:
-        num_tokens = sum(row["response_tokens"] for row in groups[group])
-        return pstdev(_rewards(groups[group])), -num_tokens, -group
+    def is_mixed(group: int) -> bool:
+        verdicts = {row["correct"] for row in groups[group]}
+        return {True, False} <= verdicts
 
-    return (
-        max(trained, key=rank),
-        "largest spread of rewards of the groups that trained, then the shortest",
-    )
+    def rank(group: int) -> tuple[bool, float, int, int]:
+        num_tokens = sum(row["response_tokens"] for row in groups[group])
+        return is_mixed(group), pstdev(_rewards(groups[group])), -num_tokens, -group
+
+    chosen = max(trained, key=rank)
+    reason = f"of {len(trained)} groups that trained, the one with the largest spread of rewards"
+    if is_mixed(chosen):
+        reason += " among right and wrong responses"
+    return chosen, reason
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dapo.api.result_types import table_of
+from dapo.api.rollout_frames import expanded
 from dapo.core.errors import DataError
 from dapo.core.loading import Failure, try_call
 from dapo.core.terminal import printable
@@ -82,10 +83,9 @@ class CollectedBatch:
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """A row per judged response, with the columns of rollouts/*.parquet."""
-        return table_of(
-            list(rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step))
-        )
+        """A row per judged response, with the columns of `Run.rollouts` and the tokens."""
+        rows = rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step)
+        return expanded(table_of(list(rows)))
 
     def with_advantages(self, function: Advantages) -> "CollectedBatch":
         """Replace the advantages of Eq. 9 by `function(rewards)` for each group's shaped rewards.

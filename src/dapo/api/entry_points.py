@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any
 
+from dapo.api.callbacks import Callbacks, OnEnd, OnEvaluation, OnStep, Sinks, split_sinks
 from dapo.api.code_writer import CodeWriter, WrittenModule
 from dapo.api.in_memory_data import (
     DEMONSTRATIONS_FILE,
@@ -27,10 +27,10 @@ from dapo.api.keywords import (
     build_scaled,
     load_base,
     named_functions,
+    option_named,
     options_from,
     with_teacher,
 )
-from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
 from dapo.config.load import nested_options, require_set_once, without_repeats
@@ -41,27 +41,16 @@ from dapo.core.terminal import print_text, warn
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
-if TYPE_CHECKING:
-    from dapo.start.run import RunCallbacks
-    from dapo.training.state import Run as TrainingRun
-
 ARGUMENTS = {
     "data.train": "data",
     "data.eval": "eval_data",
     "data.demonstrations": "demonstrations",
 }
 """The arguments whose rows are copied into the run directory, by option."""
-OnStep: TypeAlias = Callable[[Run, dict[str, Any]], object]
-
-
-class StepSink(Protocol):
-    """A destination of metrics besides the run directory."""
-
-    def write(self, step: int, metrics: Mapping[str, Any]) -> object: ...
 
 
 @python_interface
-def train(
+def train(  # noqa: PLR0913
     model: str | Path | None = None,
     *,
     data: Data = None,
@@ -69,14 +58,18 @@ def train(
     eval_data: Data = None,
     config: str | Path | Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
+    name: str | None = None,
     on_step: OnStep | Sequence[OnStep] = (),
-    sinks: Sequence[StepSink | str] = (),
+    on_evaluation: OnEvaluation | Sequence[OnEvaluation] = (),
+    on_end: OnEnd | Sequence[OnEnd] = (),
+    sinks: Sinks = (),
     **options: Any,
 ) -> Run:
     """Train a model, as `dapo train` does, and return the run.
 
-    Ctrl-C saves the state, stops the run and raises TrainingInterrupted, which has the run; a
-    second one stops at once. Each call makes a new run directory.
+    Ctrl-C saves the state, stops the run and raises TrainingInterrupted; a second one stops at
+    once. This error and every other that ends a run has the run as its `run`. Each call makes a new
+    run directory.
 
     Args:
         model: an alias, a Hugging Face id or a model directory.
@@ -89,11 +82,21 @@ def train(
         eval_data: held-out problems, in the forms of `data`.
         config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping;
             `options` and the arguments above override it.
-        run_dir: the directory to make; None: `runs/NAME-TIME`.
-        on_step: a function or several, called as `on_step(run, metrics)` after each step. If one
-            raises, the state is saved, the run ends, and the exception is raised here.
-        sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`,
-            `trackio`.
+        run_dir: the directory to make; None: `runs/run-TIME`, or `runs/run-TIME-seed2` in a call with
+            `seed=2`.
+        name: the name of a directory in `runs/`, in place of `run-TIME`; a name that exists gets a
+            number.
+        on_step: a function or several, called as `on_step(run, metrics)` after each step. `return
+            dapo.STOP` or `raise dapo.Stop("why")` in it ends the run normally, with its state
+            saved: the status is `stopped`, and the run is returned. If it raises anything else, the
+            state is saved, the run ends, and the exception is raised here.
+        on_evaluation: the same, called as `on_evaluation(run, evaluation)` after each evaluation on
+            held-out problems, from the one before the first step on.
+        on_end: a function or several, called as `on_end(run)` when the run has ended: finished,
+            stopped or failed, see `run.status`.
+        sinks: one or several: objects with `write(step, metrics)`, and names of trackers:
+            `tensorboard`, `wandb`, `trackio`, `mlflow`. An object that raises costs a warning, and
+            the run goes on; with the attribute `required = True` it ends the run.
         **options: option names. Leave out the section if the last part is unique
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
             `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo show
@@ -127,7 +130,12 @@ def train(
         2
     """
     base, arguments, title = load_base(config)
-    path = Path(run_dir) if run_dir is not None else _new_path(title)
+    if run_dir is None:
+        path = _new_path(title, name, _seed_of(options))
+    elif name is None:
+        path = Path(run_dir)
+    else:
+        raise ConfigError("run_dir and name both name the run's directory: expected one of them")
     sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
     if (demonstrations := options.pop("demonstrations", None)) is not None:
         sources["data.demonstrations"] = demonstrations
@@ -150,13 +158,14 @@ def train(
     settings = {
         name: source for name, source in sources.items() if source is not None and name not in files
     }
-    if names := [sink for sink in sinks if isinstance(sink, str)]:
-        settings["log.sinks"] = names
+    trackers, objects = split_sinks(sinks)
+    if trackers:
+        settings["log.sinks"] = trackers
     values, modules, folders = _read_options(settings, reward, options)
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
     built, scaled = build_scaled(base, values, where="dapo.train")
-    from dapo.start.check import check
+    from dapo.start.check import check, read_data
     from dapo.start.run import new_run, run_training
 
     if scaled:
@@ -167,16 +176,23 @@ def train(
         arguments = []
     command = ["dapo", "train", *arguments, *overrides, "--run-dir", str(path)]
     run = Run(path)
+    callbacks = Callbacks.of(on_step, on_evaluation, on_end, objects)
     with (
+        callbacks.calls_at_end(run),
         translate_errors(run),
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
         check(built) as checked,
-        new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
+        new_run(
+            checked,
+            read_data(checked),
+            path,
+            command=command,
+            prepared=prepared,
+            module_folders=folders,
+        ) as ready,
     ):
-        run_training(
-            ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])
-        )
+        run_training(ready, callbacks.of_run(run))
     return run
 
 
@@ -208,68 +224,47 @@ def _read_options(
     return both, modules, sorted({folder for writer in writers for folder in writer.folders})
 
 
-def _callbacks(
-    run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]
-) -> "RunCallbacks":
-    from dapo.start.run import RunCallbacks
-
-    if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
-        raise ConfigError(f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}")
-    calls = [on_step] if callable(on_step) else list(on_step)
-    opened: list[TrainingRun] = []  # the last one trains
-
-    def after_step(step: int, metrics: Mapping[str, float]) -> None:
-        for sink in sinks:
-            sink.write(step, metrics)
-        # no evaluation before or after all steps
-        if step and any(not name.startswith("eval/") for name in metrics):
-            for call in calls:
-                with run._training(opened[-1]):
-                    call(run, {"step": step, **metrics})
-
-    return RunCallbacks(
-        warn=lambda text: warn(in_python(text)),
-        open_display=display_class(),
-        on_step=[after_step],
-        on_open=opened.append,
-        on_second_interrupt=signal.default_int_handler,
-    )
-
-
 @python_interface
 def resume(
     path: str | Path | Run,
     *,
     reward: Reward = None,
     on_step: OnStep | Sequence[OnStep] = (),
-    sinks: Sequence[StepSink] = (),
+    on_evaluation: OnEvaluation | Sequence[OnEvaluation] = (),
+    on_end: OnEnd | Sequence[OnEnd] = (),
+    sinks: Sinks = (),
     trust: bool = False,
     **options: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    `reward`, `on_step`, `sinks` (objects only) and `options`, of which `loss` may be a function,
-    are as for `train`. What they change lasts: later calls keep it, and `run.state.changes` lists
-    it with its step. `trust` also imports modules from the folders that the run's manifest.json
-    names. Raises DapoError if the run cannot continue, or ends too early.
+    `reward`, `on_step`, `on_evaluation`, `on_end`, `sinks` and `options`, of which `loss` may be a
+    function, are as for `train`. What they change lasts: later calls keep it, and
+    `run.state.changes` lists it with its step. `trust` also imports modules from the folders that
+    the run's manifest.json names. Raises DapoError if the run cannot continue, or ends too early.
     """
-    from dapo.start.run import Finished, continued_run, end_run, run_training
+    from dapo.start.resume import Ended
+    from dapo.start.run import continued_run, end_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
-    changed, modules, _ = _read_options({}, reward, options)
+    trackers, objects = split_sinks(sinks)
+    callbacks = Callbacks.of(on_step, on_evaluation, on_end, objects)
+    settings = {"log.sinks": trackers} if trackers else {}
+    changed, modules, _ = _read_options(settings, reward, options)
     if trust:
         trust_module_folders(run.path)
     with (
+        callbacks.calls_at_end(run),
         translate_errors(run),
         _prepared(run.path, {}, modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
-        if isinstance(ready, Finished):
+        if isinstance(ready, Ended):
             end_run(ready.config, ready.directory, warn=lambda text: warn(in_python(text)))
             print_text(in_python(ready.advice))
         else:
-            run_training(ready, _callbacks(run, on_step, sinks))
+            run_training(ready, callbacks.of_run(run))
     return run
 
 
@@ -320,8 +315,27 @@ def _prepared(
                 file.unlink(missing_ok=True)
 
 
-def _new_path(title: str) -> Path:
+def _seed_of(options: Mapping[str, Any]) -> object:
+    """Return the seed that a call sets; None if it sets none."""
+    for keyword, value in options.items():
+        if option_named(keyword) == "train.seed":
+            return value
+    section = options.get("train")
+    return section.get("seed") if isinstance(section, Mapping) else None
+
+
+def _new_path(title: str, name: str | None, seed: object) -> Path:
+    """Return a path in `runs/` that does not exist."""
     first = default_run_path(title, datetime.now())
+    if name is not None:
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            raise ConfigError(
+                f"name: expected the name of a directory in runs/, got {name!r}; run_dir takes a"
+                " path"
+            )
+        first = first.with_name(name)
+    elif isinstance(seed, int):
+        first = first.with_name(f"{first.name}-seed{seed}")
     candidates = (
         first.with_name(f"{first.name}-{number}") if number > 1 else first
         for number in range(1, 10_000)

@@ -44,6 +44,8 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     options = dict(keywords)
     writers = list[CodeWriter]()
     for name, value in keywords.items():
+        if name in ("environment", "environment.name"):
+            _require_class(value)
         if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             options[name] = writer.qualified(writer.add(value))
@@ -52,6 +54,19 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
         names = [writer.add(tool) if callable(tool) else tool for tool in tools]
         options["tools"] = [writer.qualified(name) for name in names]
     return options, writers
+
+
+def _require_class(value: Any) -> None:
+    """Raise ConfigError for an object of an environment where its class belongs."""
+    kind = type(value)
+    if isinstance(value, type) or not callable(getattr(value, "reset", None)):
+        return
+    name = kind.__name__
+    raise ConfigError(
+        f"environment: got an object of {name}, and each episode plays an object of its own; pass"
+        f" the class, environment={name}, and the arguments of its constructor as"
+        ' **{"environment.options": {...}}'
+    )
 
 
 def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dapo.api.python_errors import in_python
 from dapo.core.terminal import print_text
+from dapo.core.waiting import STOP_SIGNAL
 from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch
 from dapo.runs.metric_table import PHASES
 from dapo.runs.panels import Panel, Record, panels_of, points_of, smoothed
@@ -109,6 +110,8 @@ class NotebookDisplay:
             f" {stopwatch(time.monotonic() - self._began)}"
         )
         bar = ""
+        if STOP_SIGNAL.is_raised:
+            text += "; stopping, with the state saved (the stop button once more: at once)"
         if total:
             bar = (
                 f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "

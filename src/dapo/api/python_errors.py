@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FunctionType, TracebackType, UnionType
 from typing import Any, TypeVar, cast, get_origin
 
+from dapo.api.cell_variables import keep_run
 from dapo.config.option_fields import names_by_keyword
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.secrets import mask_text
@@ -110,6 +111,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
             replacement = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
+        keep_run(sys._getframe(1), replacement)
         # outside of the handler: there it would become the context of a user's exception
         raise replacement
 
@@ -152,7 +154,7 @@ def _for_python(
     # the user's own, with the user's frames
     if isinstance(error, ListenerFailed) and error.__cause__ is not None:
         trace = error.__cause__.__traceback__
-        while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        while trace and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             trace = trace.tb_next
         return error.__cause__.with_traceback(trace)
     if isinstance(error, DapoError):
@@ -171,7 +173,9 @@ def _print_error(
 ) -> None:
     """Print an uncaught error of a script with the caller's frames; exit after a signal."""
     if not isinstance(error, DapoError | CallInterrupted):
-        sys.__excepthook__(kind, error, trace)
+        if _is_of_callback(trace):
+            trace = _without_package(trace)
+        sys.__excepthook__(kind, error.with_traceback(trace), trace)
         return
     frames = [
         frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)
@@ -183,3 +187,19 @@ def _print_error(
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
     if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.exit(code)
+
+
+def _is_of_callback(trace: TracebackType | None) -> bool:
+    """Return True if this file's are the only frames of the package: it raised a user's error."""
+    files = {frame.filename for frame in traceback.extract_tb(trace)}
+    return {file for file in files if file.startswith(_PACKAGE)} == {__file__}
+
+
+def _without_package(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of the package."""
+    if trace is None:
+        return None
+    rest = _without_package(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

@@ -9,23 +9,34 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
 from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
+from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
-from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, VerifierFailed
+from dapo.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DapoError,
+    DataError,
+    EnvironmentFailed,
+    LossFailed,
+    VerifierFailed,
+)
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
-from dapo.runs.console import columns_of
-from dapo.runs.curves import curves_figure
+from dapo.runs.console import columns_of, notebook_display
+from dapo.runs.curves import curves_figure, marks_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
-from dapo.runs.stored_config import CODE_FOLDER, load_run_config
+from dapo.runs.stored_config import CODE_FOLDER, command_of, load_run_config
+from dapo.training.signals import ListenerFailed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +53,26 @@ SHOWN_METRICS = (
     "rollout/response_tokens_mean",
     "loss/entropy",
 )
+_CHAT = 'run.chat("TEXT") talks to the model'
+_GENERATE = 'run.generate("PROMPT") samples answers'
+OTHER_NAMES = {
+    "ask": _CHAT,
+    "talk": _CHAT,
+    "sample": _GENERATE,
+    "predict": _GENERATE,
+    "infer": _GENERATE,
+    "complete": _GENERATE,
+    "answer": _GENERATE,
+}
+"""What there is instead of methods that one might try."""
+
+
+class UnknownName(AttributeError):
+    """A run has no such attribute."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows: no frames."""
+        return [f"AttributeError: {self}"]
 
 
 @python_interface
@@ -55,6 +86,7 @@ class Run:
         self.path = Path(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
+        self._chat: Chat | None = None
         self._live: TrainingRun | None = None  # during a call of `on_step`
 
     @property
@@ -68,19 +100,27 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`running`, `stopped` (by a signal or a kill), `finished`, `solved` or `failed`."""
+        """`running`, `stopped`, `finished`, `solved` or `failed`.
+
+        A run is stopped by a signal, a kill or a callback; `state.stop_reason` says which.
+        """
         return self.state.state
 
     @property
     def command(self) -> str:
-        """The shell command that starts the same run, with functions from its folder `code`."""
+        """The shell command that makes a run with these options, with functions from `code`.
+
+        A comment behind it has each `dapo resume` that changed an option, with the last step
+        before.
+        """
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = ":".join(manifest.get("module_folders", []))
         variables = {"DAPO_CODE": str(code) if code.is_dir() else "", "PYTHONPATH": folders}
         settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items() if value]
-        program, *arguments = manifest["command"]
-        return " ".join([*settings, shlex.join([Path(program).name, *arguments])])
+        (program, *arguments), resumes = command_of(self._directory)
+        command = " ".join([*settings, shlex.join([Path(program).name, *arguments])])
+        return "\n".join([command, *(f"# {resume}" for resume in resumes)])
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -89,34 +129,48 @@ class Run:
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """All stored responses, without tokens; `read_rollouts` selects steps and columns."""
+        """All stored responses, without tokens; `read_rollouts` selects steps and columns.
+
+        `column.NAME` is a column of the data, `component.NAME` the score of one of several rewards.
+        """
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
-        return read_rollouts(paths).to_pandas() if paths else table_of([])
+        return expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
 
     def read_rollouts(
-        self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
+        self,
+        *,
+        steps: int | Sequence[int] | None = None,
+        columns: str | Sequence[str] | None = None,
     ) -> "pd.DataFrame":
         """Read stored responses of some `steps`, by default all that `log.rollouts` keeps.
 
-        `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens
-        and log-probabilities. Raises DataError for a step without a table, and for a column that a
-        table does not have.
+        `columns` are such as `["step", "response", "reward", "column.level"]`; None: all, also
+        tokens and log-probabilities. Raises DataError for a step without a table, and for a column
+        that there is not.
         """
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
-        if absent := [step for step in steps or () if step not in tables]:
+        chosen = list(tables) if steps is None else steps
+        if isinstance(chosen, int):
+            chosen = [chosen]
+        if absent := [step for step in chosen if step not in tables]:
             raise DataError(
                 f"{self.path} has no rollouts of step {absent[0]} (log.rollouts sets which are"
                 " kept)"
             )
-        paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
+        paths = [tables[step] for step in chosen]
         if not paths:
             return table_of([])
-        frame: pd.DataFrame = read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
-        return frame
+        known = all_columns(*paths)
+        if columns is None:
+            return expanded(read_rollouts(paths, known).to_pandas())
+        names = [columns] if isinstance(columns, str) else list(columns)
+        frame = read_rollouts(paths, stored_columns(names, known)).to_pandas()
+        raw = {name: frame[name] for name in PREFIXES if name in names}
+        return selected(expanded(frame).assign(**raw), names)
 
     @property
     def problems(self) -> "pd.DataFrame":
@@ -161,11 +215,14 @@ class Run:
     def curves(self) -> Curves:
         """Return a figure of accuracy or mean score, length, entropy and outcomes of groups.
 
+        A vertical line marks where `dapo.resume` changed the reward or another option.
         Raises DataError without metrics.
         """
         from dapo.start.run import title_of
 
-        return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
+        marks = marks_of(self._directory)
+        figure = curves_figure(self._directory.metrics, title=title_of(self.config), marks=marks)
+        return Curves(figure)
 
     def view(self) -> str:
         """Serve the page of `dapo view` until this process ends, and return its address."""
@@ -194,6 +251,7 @@ class Run:
         *,
         samples: int = 1,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
@@ -203,7 +261,8 @@ class Run:
         checkpoint.
 
         The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of
-        chat messages, or a list of questions. Temperature 0 takes the most likely token; without
+        chat messages, or a list of questions. Temperature 0 takes the most likely token; `top_p`
+        samples only the most likely tokens, up to this sum of their probabilities; without
         `max_new_tokens`, the length limit is `rollout.max_response_tokens`; equal seeds give equal
         answers. Returns the answer as text, or `samples` of them in a list; for a list of
         questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
@@ -213,16 +272,41 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.start.generate import OpenModel, answers_of, live_sampler
+        from dapo.start.generate import SamplingOptions, answers_of, live_sampler
 
+        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
         if self._live is not None:
-            return answers_of(
-                live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt
-            )
+            return answers_of(live_sampler(self._live, options), prompt)
+        return answers_of(self._open_model().sampler(options), prompt)
+
+    @property
+    def chat(self) -> Chat:
+        """A conversation with the newest checkpoint: `run.chat("17 + 25?")` answers.
+
+        Later calls continue it; see `Chat`. The model stays loaded until `close()`.
+        """
+        if self._live is not None:
+            raise ConfigError("within on_step, run.generate answers with the present weights")
+        if self._chat is None:
+            self._chat = Chat(self._directory, self._open_model)
+        return self._chat
+
+    def _open_model(self) -> "OpenModel":
+        """Return the newest checkpoint's model, which stays loaded until `close()`."""
+        from dapo.start.generate import OpenModel
+
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
-            self._model = OpenModel(self._directory)
-        return answers_of(self._model.sampler(samples, temperature, max_new_tokens, seed), prompt)
+            self._model = OpenModel.of_run(self.path)
+        return self._model
+
+    if not TYPE_CHECKING:  # otherwise any name would be right for a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the method that there is for a name that one might try."""
+            advice = OTHER_NAMES.get(name)
+            text = f"a run has no attribute {name!r}"
+            raise UnknownName(text if advice is None else f"{text}; {advice}")
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
@@ -233,8 +317,17 @@ class Run:
         finally:
             self._live = None
 
+    def _require_idle(self, method: str) -> None:
+        """Raise CheckpointError within a callback, where the newest checkpoint is an older step's."""
+        if self._live is not None:
+            raise CheckpointError(
+                f"run.{method} reads a checkpoint, and within a callback there is none of step"
+                f" {self._live.state.step} yet: call it after the run; run.generate uses the"
+                " present weights, and on_evaluation gets the evaluations on eval_data"
+            )
+
     def close(self) -> None:
-        """Free the model that `generate` loaded."""
+        """Free the model that `generate` and `chat` loaded."""
         if self._model is not None:
             self._model.close()
         self._model = None
@@ -285,6 +378,7 @@ class Run:
         """The request of an evaluation, whose rows are in a temporary file until the block ends."""
         from dapo.start.evaluate import EvalRequest
 
+        self._require_idle("evaluate")
         overrides = tuple(as_overrides(options_from(options)))
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -308,6 +402,8 @@ class Run:
         """
         from dapo.start.export import export_model_of
 
+        if step is None:
+            self._require_idle("export")
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)
 
@@ -322,8 +418,9 @@ class Run:
         except (DapoError, OSError) as error:
             return {"state": f"cannot be read ({error})"}
         facts = {"state": state.state, "step": f"{state.step}/{state.num_steps or '?'}"}
-        if state.state == "failed":
-            facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
+        reason = state.exit_reason if state.state == "failed" else state.stop_reason
+        if reason is not None:
+            facts["state"] = f"{state.state} ({reason.partition(chr(10))[0]})"
         numbers = {name: value for name, value in state.metrics.items() if value is not None}
         for column in columns_of(numbers):
             if column.metric in SHOWN_METRICS and column.metric in numbers:
@@ -347,36 +444,74 @@ class Run:
 class TrainingInterrupted(CallInterrupted):
     """Ctrl-C stopped a run; its state is saved. `dapo.resume(error.run)` continues it."""
 
-    def __init__(self, run: Run, reason: str) -> None:
+    def __init__(self, run: Run, reason: str, *, is_saved: bool = True) -> None:
+        """`is_saved`: the state was saved before the run ended; False: Ctrl-C came twice."""
+        self.run = run
+        self.is_saved = is_saved
+        self.reason = reason
         path = str(run.path)
         super().__init__(
             f"{reason}; continue with: run = dapo.resume({path!r}), inspect with: run ="
             f" dapo.load({path!r})"
         )
-        self.run = run
+
+    def name_variable(self, name: str) -> None:
+        """Write the advice for a caller whose variable `name` is the run."""
+        self.args = (
+            f"{self.reason}; {name} is the stopped run: {name}.curves() shows it,"
+            f" dapo.resume({name}) continues it",
+        )
 
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into TrainingInterrupted; add advice to failures of functions."""
+    """Turn Ctrl-C into TrainingInterrupted, add advice to failures of functions, and the run to
+    every error that ends it.
+    """
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
-        if isinstance(error, TrainingInterrupted) or getattr(error, "exit_code", 130) != 130:
+        if isinstance(error, TrainingInterrupted):
+            raise
+        if getattr(error, "exit_code", 130) != 130:
+            _add_run(error, run)
             raise
         if not RunDirectory.is_run(run.path):
             raise CallInterrupted(
                 "stopped by Ctrl-C before the run began; nothing is written"
             ) from None
-        raise TrainingInterrupted(
-            run, str(error) or "stopped at once, at the last checkpoint"
-        ) from None
+        is_saved = isinstance(error, Interrupted)
+        reason = "stopped at once"
+        if is_saved:
+            reason = "stopped by the stop button" if notebook_display() else str(error)
+        raise TrainingInterrupted(run, f"{reason}, {_saved_step(run)}", is_saved=is_saved) from None
     except (VerifierFailed, LossFailed) as error:
-        argument = "loss" if isinstance(error, LossFailed) else "reward"
-        error.args = (
-            (
-                f"{error}; with a corrected function: dapo.resume({str(run.path)!r},"
-                f" {argument}=FUNCTION)"
-            ),
-        )
+        corrected = "loss=FUNCTION" if isinstance(error, LossFailed) else "reward=FUNCTION"
+        kind = "function"
+        if isinstance(error, EnvironmentFailed):
+            corrected = "environment=CLASS"
+            kind = "class"
+        call = f"dapo.resume({str(run.path)!r}, {corrected})"
+        error.args = (f"{error}; with a corrected {kind}: {call}",)
+        _add_run(error, run)
         raise
+    except ListenerFailed as error:
+        _add_run(error.__cause__ or error, run)
+        raise
+    except Exception as error:
+        _add_run(error, run)
+        raise
+
+
+def _add_run(error: BaseException, run: Run) -> None:
+    """Set `error.run`, unless the run has not begun."""
+    if RunDirectory.is_run(run.path):
+        error.run = run  # type: ignore[attr-defined]
+
+
+def _saved_step(run: Run) -> str:
+    """Say which step of a run is saved: `step 2 of 4 is saved`."""
+    newest = RunDirectory(run.path).checkpoints.newest_step()
+    if newest is None:
+        return "before anything was saved"
+    return f"step {newest} of {run.config.train.num_steps} is saved"

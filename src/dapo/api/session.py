@@ -30,6 +30,7 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
+from dapo.evaluation.scores import evaluation_plan
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
@@ -39,9 +40,9 @@ from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
 from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.rollout_metrics import mean_of_updates
-from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
+from dapo.start.build import build_engine, build_sampling, open_policy
 from dapo.start.check import UserCode, load_functions, open_environment
-from dapo.start.generate import answers_of, generation_plan
+from dapo.start.generate import SamplingOptions, answers_of
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
 from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.start.rows import load_rows
@@ -181,7 +182,11 @@ class Session(AbstractContextManager["Session"]):
         config = self.config
         step = self.step + 1
         require_groups(
-            batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged"
+            batch.batch,
+            step=step,
+            empty_steps=self._empty_steps,
+            reward_test="batch.judged",
+            config=config,
         )
         self._engine.drop_weights()
         self._engine_version = None
@@ -205,12 +210,13 @@ class Session(AbstractContextManager["Session"]):
         *,
         samples: int = 1,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
         """Sample answers from the current model, as `Run.generate` does."""
-        stop_ids = self._loaded.stop_ids
-        plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
+        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
+        plan = options.plan(self.config, self._loaded.stop_ids)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check:
@@ -328,12 +334,12 @@ class Session(AbstractContextManager["Session"]):
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config.data, config.reward, code, "train")
+                rows, notes = load_rows(config.data, config.reward, code.needed_columns, "train")
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)
-            response_tokens = config.rollout.max_response_tokens + config.max_observed_tokens
-            require_fit(problems, self._encoder, self._loaded, response_tokens)
+            limit = config.rollout.max_response_tokens
+            require_fit(problems, self._encoder, self._loaded, config, limit)
             for note in notes:
                 print_text(note)
             self._problems[key] = problems

@@ -118,22 +118,27 @@ def compare(
 def explain_command(
     run_dir: Run,
     step: Annotated[
-        int | None, Option(min=1, help="A finished step.", show_default="the last")
+        int | None,
+        Option(min=1, help="A finished step.", show_default="the newest that trained a group"),
     ] = None,
     group: Annotated[
         int | None,
         Option(help="The group's id.", show_default="the group with the largest spread of rewards"),
     ] = None,
+    equations: Annotated[
+        bool,
+        Option("--equations", help="Also print equations 11, 13 and 9 of the paper with numbers."),
+    ] = False,
+    tokens: Annotated[
+        bool, Option("--tokens", help="Also print the probability of each sampled token.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a group of responses was scored, and why it trained.
-
-    Prints equations 11, 13 and 9 of the paper with the group's stored numbers.
-    """
+    """Show how a group of responses was scored, and why it trained."""
     from dapo.cli.explain import explain
 
     with damage_of(run_dir):
-        explain(run_dir, step, group, as_json=as_json)
+        explain(run_dir, step, group, equations=equations, tokens=tokens, as_json=as_json)
 
 
 @commands.command(rich_help_panel=INSPECT, epilog="Example: dapo doctor runs/a --strict")
@@ -149,15 +154,14 @@ def doctor(
     Each finding comes with its evidence and with prompts that show it.
     """
     from dapo.analysis.doctor import diagnose
-    from dapo.cli.doctor import diagnosis_lines
+    from dapo.cli.doctor import print_diagnosis
 
     with damage_of(run_dir):
         diagnosis = diagnose(run_dir)
         if as_json:
             print_json({"run": str(run_dir), **diagnosis.to_json()})
         else:
-            for line in diagnosis_lines(run_dir, diagnosis):
-                print_text(line)
+            print_diagnosis(run_dir, diagnosis)
     if strict and any(case.holds for case in diagnosis.issues):
         raise typer.Exit(1)
 

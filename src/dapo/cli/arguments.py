@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 from typer import Argument, Context, Option
 
 TRAIN = "Train"
+ASK = "Ask a model"
 INSPECT = "Look into runs"
 COMPARE = "Compare"
 DATA = "Data and rewards"

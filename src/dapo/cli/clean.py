@@ -10,7 +10,6 @@ from dapo.core.terminal import print_json, print_text
 from dapo.runs.checkpoints import bytes_below, numbered
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.run import keep_weights_only
 
 WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 """The checkpoints that stay as they are, by what `--keep` names."""
@@ -57,7 +56,9 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
             with run.lock():
                 if keep == "nothing":
                     run.checkpoints.drop_after(-1)
-                else:
+                elif chosen:
+                    from dapo.start.run import keep_weights_only  # imports torch
+
                     keep_weights_only(run, load_run_config(run), chosen)
     total = sum(checkpoint["bytes"] for checkpoint in checkpoints)
     if as_json:

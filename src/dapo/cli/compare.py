@@ -5,11 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from dapo.analysis.compare import Comparison, Curve, RunFacts, compare_runs
-from dapo.cli.formatting import TITLE, number, ruled_table
-from dapo.config.option_fields import option_text
+from dapo.cli.formatting import TITLE, number, right, ruled_table, say
+from dapo.config.option_fields import option_text, options_of
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
 
@@ -37,27 +38,76 @@ def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) ->
     if len(comparisons) == 1:
         _print_pair(console, comparisons[0], by_step=by_step)
     else:
+        say(console, _best(comparisons), style="bold")
         console.print(_overview(comparisons))
 
 
 def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) -> None:
-    console.print(printable(f"a  {_describe_run(comparison.a)}"), soft_wrap=True)
-    console.print(printable(f"b  {_describe_run(comparison.b)}"), soft_wrap=True)
-    console.print(_aligned(comparison), soft_wrap=True)
-    if comparison.options:
-        console.print(_options(comparison))
-    if not comparison.steps and comparison.equal_up_to:
-        return
-    if comparison.held_out:
+    """Print which run is better, then accuracies, curves and costs, and the options last."""
+    say(console, _verdict(comparison), style="bold")
+    say(console, _describe_run(comparison.a), label="a", indent=3)
+    say(console, _describe_run(comparison.b), label="b", indent=3)
+    is_equal = bool(not comparison.steps and comparison.equal_up_to)
+    if not is_equal:
+        say(console, _aligned(comparison))
+    if comparison.held_out and not is_equal:
         console.print(_held_out(comparison))
     if comparison.steps:
         console.print(_curves(comparison))
         console.print(_costs(comparison))
         if by_step:
             console.print(_by_step(comparison))
-    console.print(LEGEND, soft_wrap=True)
+    estimates = [evaluation.difference for evaluation in comparison.held_out.values()]
+    estimates += [curve.mean for curve in comparison.curves.values()]
+    if not is_equal and any(map(_ratio, estimates)):
+        say(console, LEGEND)
     for note in comparison.notes:
-        console.print(note, soft_wrap=True)
+        say(console, note)
+    if comparison.options:
+        _print_options(console, comparison)
+
+
+def _verdict(comparison: Comparison) -> str:
+    """Say which run is better: on held-out problems, else in training, with the difference."""
+    last = min(comparison.a.steps, comparison.b.steps)
+    if not comparison.steps and comparison.equal_up_to:
+        return f"equal in all {last} common steps"
+    final = comparison.held_out.get("final")
+    if final is not None:
+        name = "accuracy" if final.is_binary else "score"
+        values = _change(final.accuracy_a, final.accuracy_b, name)
+        return f"{_better(final.difference)}: {values}, {_paired(final.difference, name)}"
+    for name, curve in _logged_curves(comparison).items():
+        if name in ("accuracy", "reward") and curve.mean["difference"] is not None:
+            in_training = f"in training {name}, {_paired(curve.mean, name)}"
+            return f"{_better(curve.mean)}: {in_training}; no common held-out problems"
+    return "undecided: the runs have no evaluations or training problems in common"
+
+
+def _better(estimate: Mapping[str, Any]) -> str:
+    """Name the run that a paired difference b - a shows to be better."""
+    if estimate["low"] is None:
+        return "undecided" if estimate["difference"] else "no difference"
+    if estimate["low"] > 0:
+        return "b is better"
+    if estimate["high"] < 0:
+        return "a is better"
+    return "no significant difference"
+
+
+def _change(a: float | None, b: float | None, name: str) -> str:
+    label = "accuracy" if name == "accuracy" else "mean score"
+    unit = " %" if name == "accuracy" else ""
+    return f"{label} {_number(a, name)} and {_number(b, name)}{unit}"
+
+
+def _paired(estimate: Mapping[str, Any], name: str) -> str:
+    """Return a paired difference, its interval and the number of pairs."""
+    difference, interval = _interval(estimate, name)
+    text = f"b - a {difference or 'unknown'}"
+    if interval:
+        text += f" (95 % interval {interval})"
+    return f"{text}, {estimate['pairs']:,} pairs"
 
 
 def _describe_run(run: RunFacts) -> str:
@@ -72,9 +122,8 @@ def _describe_run(run: RunFacts) -> str:
 
 def _aligned(comparison: Comparison) -> str:
     """Say from which step on the runs differ."""
-    last = min(comparison.a.steps, comparison.b.steps)
     if not comparison.steps:
-        return f"equal in all {last} common steps" if last else "no common step"
+        return "no common step"
     if comparison.equal_up_to:
         shared = f"equal up to step {comparison.equal_up_to}"
     else:
@@ -87,11 +136,31 @@ def _table(title: str, *names: str) -> Table:
     return ruled_table(Column(names[0], overflow="fold"), *names[1:], title=title, **TITLE)
 
 
-def _options(comparison: Comparison) -> Table:
-    table = _table("Options that differ", "", "a", "b")
+def _print_options(console: SafeConsole, comparison: Comparison) -> None:
+    """Print the options that differ; those that only one of the runs has in a line."""
+    everywhere = {name for name, _ in options_of()}
+    only: dict[str, list[str]] = {"a": [], "b": []}
+    table = Table(
+        Column("", no_wrap=True),
+        *right("a", "b", overflow="fold"),
+        title="Options that differ",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        **TITLE,
+    )
     for name, values in comparison.options.items():
-        table.add_row(*(printable(text) for text in (name, *map(option_text, values))))
-    return table
+        a, b = (printable(option_text(value)) for value in values)
+        if name in everywhere or None not in values:
+            table.add_row(printable(name), a, b)
+        elif values[0] is None:
+            only["b"].append(f"{name}={b}")
+        else:
+            only["a"].append(f"{name}={a}")
+    if table.row_count:
+        console.print(table)
+    for run, entries in only.items():
+        if entries:
+            say(console, ", ".join(entries), label=f"only {run}", indent=8)
 
 
 def _held_out(comparison: Comparison) -> Table:
@@ -191,6 +260,28 @@ def _overview(comparisons: Sequence[Comparison]) -> Table:
             ]
         table.add_row(printable(comparison.b.path), f"step {comparison.equal_up_to}", *cells)
     return table
+
+
+def _best(comparisons: Sequence[Comparison]) -> str:
+    """Name the run whose last evaluation is the most above that of the first run."""
+    better = []
+    num_evaluated = 0
+    for comparison in comparisons:
+        final = comparison.held_out.get("final")
+        if final is None:
+            continue
+        num_evaluated += 1
+        if final.difference["low"] is not None and final.difference["low"] > 0:
+            better.append((final.difference["difference"], comparison.b.path, final))
+    first = comparisons[0].a.path
+    if not num_evaluated:
+        return f"undecided: no run has an evaluation of the same problems as {first}"
+    if not better:
+        return f"no run is significantly better than {first}"
+    _, path, final = max(better, key=lambda entry: entry[0])
+    name = "accuracy" if final.is_binary else "score"
+    values = _change(final.accuracy_a, final.accuracy_b, name)
+    return f"{path} is best: {values}, {_paired(final.difference, name)}"
 
 
 def _interval(estimate: Mapping[str, Any], name: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from dapo.cli.arguments import AsJson, Force, overrides_argument
 from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
+from dapo.core.text import one_line, shorten
 
 if TYPE_CHECKING:
     from dapo.config import DataSpec
@@ -46,6 +47,7 @@ def import_(
     Writes the columns prompt, answer, source and all others. With --drop-invalid, OUT.removed.jsonl
     lists the rows that were left out.
     """
+    from dapo.data.prepare.stats import conflicting_answers
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
 
@@ -55,7 +57,12 @@ def import_(
     require_new_data(*files, force=force)
     problems = _read(spec, invalid=invalid)
     write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
-    counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
+    conflicts = conflicting_answers(problems)
+    counts = {
+        "problems": len(problems),
+        "distinct": len(unique_problems(problems)),
+        "conflicting answers": len(conflicts),
+    }
     if invalid is not None:
         counts["removed"] = len(invalid)
     if as_json:
@@ -64,6 +71,14 @@ def import_(
     print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
     if invalid:
         print_text(f"{plural(len(invalid), 'row')} left out; {report} lists the reasons")
+    if conflicts:
+        text, answers = next(iter(conflicts.items()))
+        print_text(
+            f"{plural(len(conflicts), 'problem')} with different answers, so one row rewards what"
+            f" another refuses: {shorten(one_line(text), 60)!r} has"
+            f" {' and '.join(shorten(answer, 30) for answer in answers)}; dapo data dedupe keeps"
+            " the answer of most rows"
+        )
 
 
 @data_app.command(

@@ -83,7 +83,7 @@ def model_pass_rates(
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
     from dapo.evaluation.evaluate import evaluate
-    from dapo.start.build import evaluation_plan
+    from dapo.evaluation.scores import evaluation_plan
     from dapo.start.check import check
     from dapo.start.episodes import episodes_of
     from dapo.start.evaluate import (
@@ -117,7 +117,7 @@ def model_pass_rates(
     order = keyed_permutation(len(fitting), config.train.seed, "stats")
     sample = [fitting[index] for index in sorted(order[:count])]
     plan = evaluation_plan(config, loaded.stop_ids)
-    require_fit(sample, encoder, loaded, plan.max_response_tokens)
+    require_fit(sample, encoder, loaded, config, plan.max_response_tokens)
     with ExitStack() as stack:
         code = stack.enter_context(check(config, training=False)).code
         assert code.judge is not None

@@ -1,45 +1,81 @@
 """`dapo doctor`: reports the problems of a run, with evidence and the option to change."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
 
 from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
-from dapo.cli.formatting import plural
+from dapo.cli.formatting import plural, say
+from dapo.runs.console import SafeConsole
 from dapo.training.rules.all_rules import RULES
+from dapo.training.rules.finding import SEVERITIES
 
-_WIDTH = 110
 _LABEL = 10
+_INDENT = 2
 
 
-def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield what was examined, then each finding with its evidence and the option to change."""
-    extent = (
-        f"{plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')}, "
-        f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
+def print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
+    """Print the verdict, then the problems by severity, those that are over, and the notes."""
+    console = SafeConsole()
+    present = [case for case in diagnosis.issues if case.holds]
+    past = [case for case in diagnosis.issues if not case.holds]
+    notes = [case for case in diagnosis.cases if case not in diagnosis.issues]
+    say(console, _verdict(diagnosis, present, past), style="bold")
+    say(
+        console,
+        f"{path}: {plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')},"
+        f" {plural(diagnosis.rollout_tables, 'table')} of responses",
     )
+    for heading, cases in (("", present), ("over:", past), ("may be of interest:", notes)):
+        if heading and cases:
+            say(console, f"\n{heading}", style="bold")
+        for case in cases:
+            console.print()
+            _print_case(console, case)
+
+
+def _verdict(
+    diagnosis: Diagnosis, present: Sequence[DiagnosedFinding], past: Sequence[DiagnosedFinding]
+) -> str:
+    """Say whether the run is healthy, with the accuracies at its ends."""
     if not diagnosis.steps and not diagnosis.cases:
-        yield f"{path}: no step has been logged yet"
-        return
-    if not diagnosis.issues:
-        yield f"{path}: nothing wrong found in {extent}"
-    else:
-        now = sum(case.holds for case in diagnosis.issues)
-        past = len(diagnosis.issues) - now
-        first = plural(now, "finding") if now else "nothing wrong at the end"
-        over = f", {plural(past, 'past finding')}" if past else ""
-        yield f"{path}: {first}{over} in {extent}"
-    for case in diagnosis.cases:
-        yield ""
-        yield from _case_lines(case)
+        return "nothing to diagnose: no step has been logged yet"
+    change = _change(diagnosis)
+    if present:
+        return "; ".join(filter(None, [*_counted(present), change]))
+    facts = [change, f"{len(RULES)} rules looked", "nothing wrong"]
+    verdict = f"healthy: {', '.join(filter(None, facts))}"
+    if past:
+        verdict += f" at the end; over: {', '.join(case.finding.name for case in past)}"
+    return verdict
 
 
-def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
+def _counted(cases: Sequence[DiagnosedFinding]) -> list[str]:
+    """Count and name the findings of each severity, such as `1 warning: truncation`."""
+    parts = []
+    for severity in SEVERITIES:
+        names = [case.finding.name for case in cases if case.finding.severity == severity]
+        if names:
+            parts.append(f"{plural(len(names), severity)}: {', '.join(names)}")
+    return parts
+
+
+def _change(diagnosis: Diagnosis) -> str:
+    """Return the accuracy before and after training; empty without two evaluations."""
+    if diagnosis.accuracies is None:
+        return ""
+    first, last = diagnosis.accuracies
+    if diagnosis.is_binary:
+        return f"accuracy {100 * first:.1f} -> {100 * last:.1f} %"
+    return f"mean score {first:.3f} -> {last:.3f}"
+
+
+def _print_case(console: SafeConsole, case: DiagnosedFinding) -> None:
+    """Print a finding with its cause, its evidence and the option to change."""
     finding = case.finding
     until = f"since step {case.since}"
     if not case.holds:
         until = f"from step {case.since} to {finding.steps[1]}, no longer"
-    yield f"{finding.severity}: {finding.name}, {until}"
+    say(console, f"{finding.severity}: {finding.name}, {until}", style="bold")
     first, last = finding.steps
     at = f"step {last}" if first == last else f"steps {first} to {last}"
     evidence = ", ".join(f"{name} {value:.4g}" for name, value in finding.evidence.items())
@@ -58,8 +94,4 @@ def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     if finding.advice:
         rows.append(("" if finding.change else "try", finding.advice))
     for label, text in rows:
-        lines = wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [
-            ""
-        ]
-        yield f"  {label:{_LABEL}}{lines[0]}"
-        yield from (f"  {'':{_LABEL}}{line}" for line in lines[1:])
+        say(console, text, label=f"{'':{_INDENT}}{label}", indent=_INDENT + _LABEL)

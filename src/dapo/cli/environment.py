@@ -4,37 +4,35 @@ The code that reads the prompts, encodes them and plays the episodes is that of 
 turns are not sampled from a model.
 """
 
-import random
-import string
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dapo.cli.formatting import right, titled_table
+from rich.table import Column, Table
+
+from dapo.cli.formatting import right, say, titled_table
 from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
-from dapo.engines.continuation import ContinuingEngine
-from dapo.engines.engine import Capabilities, WeightSource
-from dapo.environments.engine import EpisodeEngine
+from dapo.environments.nonsense import (
+    KINDS,
+    NOT_DETERMINISTIC,
+    Play,
+    rewarded_cut,
+)
 from dapo.environments.pool import EnvironmentPool
-from dapo.environments.starts import EpisodeStarts
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.stored_config import load_run_config
-from dapo.start.episodes import turn_renderer
-from dapo.types import Episode, Generation, GenerationRequest, Problem
+from dapo.start.episodes import Episodes, episodes_of
+from dapo.types import Episode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-EPISODES = 10
-_KINDS = ("nothing", "random text", "a number")
 _SHOWN_CHARS = 60
-_MAX_TOKENS = 2**30
 _LEAST_OBSERVATION = 64
 _MARKS = ("<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
@@ -43,79 +41,8 @@ _TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Play:
-    """An episode of nonsense, and whether a second play of it differed."""
-
-    seed: int
-    kind: str
-    episode: Episode
-    differs: bool = False
-
-    @property
-    def turns(self) -> int:
-        return self.episode.num_turns
-
-    @property
-    def reward(self) -> float:
-        return sum(self.episode.rewards)
-
-    @property
-    def correct(self) -> bool | None:
-        return self.episode.correct
-
-    @property
-    def error(self) -> str | None:
-        return self.episode.error
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the episode as JSON values."""
-        names = ("seed", "kind", "turns", "reward", "correct", "error", "differs")
-        return {name: getattr(self, name) for name in names}
-
-
-class NonsenseEngine:
-    """A rollout engine without a model: each turn is nonsense of one kind."""
-
-    capabilities = Capabilities()
-
-    def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._stop_id = stop_id
-        self._kind = kind
-        self._chance = random.Random(seed)
-        self._waiting: list[GenerationRequest] = []
-
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        raise NotImplementedError("nonsense has no weights")
-
-    def drop_weights(self) -> None:
-        raise NotImplementedError("nonsense has no weights")
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        self._waiting += requests
-
-    def poll(self) -> list[Generation]:
-        requests = self._waiting
-        self._waiting = []
-        return [self._turn(request) for request in requests]
-
-    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        raise NotImplementedError("nonsense is not aborted")
-
-    def close(self) -> None:
-        self._waiting.clear()
-
-    def _turn(self, request: GenerationRequest) -> Generation:
-        text = _nonsense(self._kind, self._chance)
-        ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._stop_id]
-        return Generation(request.id, array("i", ids), array("f", [-1.0] * len(ids)), "stop", 0)
-
-
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
-    """Play EPISODES episodes of nonsense, then replay them in reverse order.
+    """Play an episode of nonsense of each of KINDS, then replay them in reverse order.
 
     `name` may be a run, whose environment, tools and problems are taken. The problems are the first
     of `data`, else sums. `overrides` are options of environment. Raises ConfigError or DataError
@@ -135,62 +62,30 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
         config = build_config(raw, overrides, where="dapo test")
-    tokenizer = _tokenizer_of(name, config) or _byte_tokenizer()
+    tokenizer = _tokenizer_of(name, config)
     problems = load_problems(config.data.train_source, require_answer=False)
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
-        player = _Player(config, tokenizer, pool)
-        tasks = [(problems[seed % len(problems)], seed) for seed in range(EPISODES)]
-        first = [player.play(problem, seed) for problem, seed in tasks]
-        second = [player.play(problem, seed) for problem, seed in reversed(tasks)][::-1]
-    return [
-        replace(result, differs=result.episode != repetition.episode)
-        for result, repetition in zip(first, second, strict=True)
-    ]
-
-
-class _Player:
-    """Plays episodes as training does."""
-
-    def __init__(
-        self, config: Config, tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._pool = pool
-        self._renderer = turn_renderer(config, tokenizer, pool)
-        room = max(
-            config.environment.max_observation_tokens, self._renderer.overhead + _LEAST_OBSERVATION
-        )
-        self._options = config.environment.model_copy(update={"max_observation_tokens": room})
-
-    def play(self, problem: Problem, seed: int) -> Play:
-        """Play one episode; if the environment cannot begin, the episode has an error."""
-        kind = _KINDS[seed % len(_KINDS)]
-        starts = EpisodeStarts(self._pool, seed=seed)
-        prompts = self._renderer.prompts
+        if tokenizer is not None:
+            episodes = episodes_of(config, tokenizer, pool)
+        else:
+            episodes = _with_room(episodes_of(config, _byte_tokenizer(), pool))
         try:
-            (begun,) = starts.with_prompts([problem])
-            prompt_ids = prompts.encode(begun)
-        except DataError as error:
-            return Play(seed, kind, Episode((), (), error=str(error)))
-        end = prompts.turn_end
-        stop_id = (
-            self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
-        )
-        nonsense = ContinuingEngine(NonsenseEngine(self._tokenizer, stop_id, kind, seed))
-        engine = EpisodeEngine(nonsense, self._pool, self._renderer, self._options, starts=starts)
-        engine.submit(
-            [
-                GenerationRequest(
-                    "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=begun
-                )
+            begun = episodes.with_prompts(problems)
+        except DataError as error:  # training ends with it
+            return [
+                Play(seed, kind, Episode((), (), error=str(error)))
+                for seed, kind in enumerate(KINDS)
             ]
-        )
-        ended: list[Generation] = []
-        while not ended:
-            ended = engine.poll()
-        episode = ended[0].episode
-        assert episode is not None
-        return Play(seed, kind, episode)
+        return episodes.play_nonsense(begun)
+
+
+def _with_room(episodes: Episodes) -> Episodes:
+    """Let observations have more tokens where each byte is one: the limit is for a model's."""
+    options = episodes.config.environment
+    least = episodes.renderer.overhead + _LEAST_OBSERVATION
+    room = max(options.max_observation_tokens, least)
+    config = episodes.config.changed("environment", max_observation_tokens=room)
+    return replace(episodes, config=config)
 
 
 def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None":
@@ -222,25 +117,45 @@ def _byte_tokenizer() -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def _nonsense(kind: str, chance: random.Random) -> str:
-    """Return the text of one turn."""
-    if kind == "nothing":
-        return ""
-    if kind == "a number":
-        return str(chance.randint(0, 99))
-    return "".join(chance.choices(string.printable, k=40))
-
-
-def print_plays(plays: Sequence[Play]) -> None:
-    """Print a row for each episode, and the highest reward of nonsense."""
+def print_plays(plays: Sequence[Play], *, verbose: bool) -> None:
+    """Print the verdict on the environment, and with `verbose` a row for each episode."""
     console = SafeConsole()
+    say(console, _verdict_on(plays), style="bold")
+    if any(play.differs for play in plays):
+        say(console, NOT_DETERMINISTIC)
+    cut = rewarded_cut(plays)
+    if cut is not None:
+        say(console, cut.advice)
+    if verbose:
+        console.print(_table_of(plays))
+
+
+def _verdict_on(plays: Sequence[Play]) -> str:
+    """Say whether episodes failed or differed, and how much nonsense is rewarded."""
+    failed = [play for play in plays if play.error is not None]
+    different = [play for play in plays if play.differs]
+    highest = max(play.reward for play in plays)
+    issues = []
+    if failed:
+        issues.append(f"{len(failed)} of {len(plays)} episodes failed: {failed[0].error}")
+    if different:
+        issues.append(f"{len(different)} of {len(plays)} episodes differ when they are repeated")
+    if not issues:
+        issues.append(f"nothing suspicious in {len(plays)} episodes of nonsense, played twice")
+    if len(failed) < len(plays):
+        issues.append(f"the highest reward of nonsense is {highest:g}")
+    return "; ".join(issues)
+
+
+def _table_of(plays: Sequence[Play]) -> Table:
+    """Make a row for each episode."""
     table = titled_table(
         "Episodes of nonsense",
         *right("seed"),
         "each turn",
         *right("turns", "reward"),
         "verdict",
-        "",
+        Column("remark", overflow="fold"),
     )
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
@@ -248,18 +163,11 @@ def print_plays(plays: Sequence[Play]) -> None:
         table.add_row(
             f"{play.seed}", play.kind, f"{play.turns}", f"{play.reward:g}", verdict, remark
         )
-    console.print(table)
-    console.print(
-        f"highest reward of nonsense: {max(play.reward for play in plays):g}", soft_wrap=True
-    )
-    if any(play.differs for play in plays):
-        advice = (
-            "draw from the global `random` or a generator of `seed`, and keep nothing between"
-            " episodes"
-        )
-        console.print(f"the environment is not deterministic: {advice}", soft_wrap=True)
+    return table
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:
-    """Return True if two plays differ, or the environment fails on nonsense."""
-    return any(play.differs or play.error is not None for play in plays)
+    """Return True if two plays differ, the environment fails, or being cut pays."""
+    return rewarded_cut(plays) is not None or any(
+        play.differs or play.error is not None for play in plays
+    )

@@ -1,48 +1,152 @@
-"""Prints the result of `dapo explain`, equation by equation."""
+"""Prints the result of `dapo explain`: a group in short, and on request its equations and tokens."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import exp
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dapo.analysis.explain import explain_group
-from dapo.cli.formatting import number, right
-from dapo.core.terminal import print_json, printable
-from dapo.core.text import shorten
+from dapo.analysis.explain import explain_group, instructive_step
+from dapo.cli.formatting import number, right, say
+from dapo.core.terminal import print_json
+from dapo.core.text import one_line, shorten
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_name
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 SHOWN_CHARS = 320
+OTHER_COLUMNS = 48
+"""The characters of a line of the short form that are not of the response."""
+SHOWN_RESPONSES = 8
+"""The most responses of which the short form shows all, in at most 15 lines."""
+EXTREMES = 3
+"""Of more responses, the number with the lowest and that with the highest advantages."""
+LABEL = 10
 
 
-def explain(run_dir: Path, step: int | None, group: int | None, *, as_json: bool) -> None:
+def explain(
+    run_dir: Path,
+    step: int | None,
+    group: int | None,
+    *,
+    equations: bool = False,
+    tokens: bool = False,
+    as_json: bool,
+) -> None:
     """Print the result of `explain_group` for a person, or as JSON.
 
     Args:
         run_dir: the run directory.
-        step: a finished step; None: the last one with responses.
-        group: the group's id; None: the group with the largest spread of rewards.
+        step: a finished step; None: the newest one in which a group trained.
+        group: the group's id; None: an instructive one.
+        equations: also print equations 11, 13 and 9 with the numbers of the group.
+        tokens: also print the probability of each token.
         as_json: print one JSON object.
     """
-    step = step or max(RunDirectory.open(run_dir).rollout_tables(), default=1)
+    step = step or instructive_step(run_dir)
     group_facts = explain_group(run_dir, step, group)
     if as_json:
         print_json(group_facts)
         return
     console = SafeConsole()
-    for part in _parts(group_facts):
-        console.print(part)
+    say(console, _headline(group_facts), style="bold")
+    say(
+        console,
+        f"{group_facts['run']}: step {group_facts['step']}, group {group_facts['group_id']}",
+    )
+    if not equations:
+        _print_group(console, group_facts)
+    else:
+        if group_facts["chosen_because"]:
+            say(console, f"chosen: {group_facts['chosen_because']}")
+        for part in _equations(group_facts):
+            if isinstance(part, str):
+                say(console, part)
+            else:
+                console.print(part)
+    if tokens:
+        _print_tokens(console, run_dir, group_facts)
 
 
-def _parts(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield _title(facts)
-    if facts["chosen_because"]:
-        yield f"chosen: {facts['chosen_because']}"
+def _headline(facts: Mapping[str, Any]) -> str:
+    """Say whether the group trained, and why."""
+    eq11 = facts["eq11"]
+    if not eq11["kept"]:
+        return f"not trained ({facts['outcome']}): {eq11['why']}"
+    if any(response["correct"] is not None for response in facts["responses"]):
+        return f"trained: {eq11['correct']} of {eq11['valid']} responses are right"
+    return f"trained: the scores are {eq11['lowest_score']:g} to {eq11['highest_score']:g}"
+
+
+def _print_group(console: SafeConsole, facts: Mapping[str, Any]) -> None:
+    """Print question, verdicts, rewards and advantages; a text takes one line."""
+    question = one_line(facts["question"] or facts["prompt"])
+    room = console.width - LABEL
+    # two lines, whose words do not fill them
+    question = shorten(question, 2 * room - LABEL, keep="ends")
+    say(console, question, label="question", indent=LABEL)
+    if facts["answer"]:
+        answer = shorten(one_line(facts["answer"]), room, keep="ends")
+        say(console, answer, label="answer", indent=LABEL)
+    shown = _most_telling(facts["responses"])
+    table = Table(
+        *right("#"),
+        "verdict",
+        *right("tokens", "reward", "advantage"),
+        "response",
+        box=None,
+        pad_edge=False,
+    )
+    for response in shown:
+        text = one_line(response["response"]) or "(empty)"
+        table.add_row(
+            f"{response['sample']}",
+            _verdict(response),
+            _length(response),
+            _number(response["reward"], digits=3),
+            _number(response["advantage"], digits=3),
+            shorten(text, console.width - OTHER_COLUMNS, keep="ends"),
+        )
+    console.print(table)
+    say(console, _rest(facts, shown))
+
+
+def _most_telling(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return all responses, or of more than SHOWN_RESPONSES some with extreme advantages."""
+    if len(responses) <= SHOWN_RESPONSES:
+        return list(responses)
+    ordered = sorted(
+        responses, key=lambda response: response["advantage"] or response["reward"] or 0
+    )
+    shown = [*ordered[:EXTREMES], *ordered[-EXTREMES:]]
+    return sorted(shown, key=lambda response: response["sample"])
+
+
+def _rest(facts: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
+    """Count the responses that are not shown, and name the options that show more."""
+    samples = {response["sample"] for response in shown}
+    hidden = [response for response in facts["responses"] if response["sample"] not in samples]
+    text = ""
+    if any(response["finish"] == "length" for response in facts["responses"]):
+        text = "+: cut off; "
+    if hidden:
+        verdicts = Counter(str(_verdict(response)) for response in hidden)
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        text += f"{len(hidden)} more ({counts}); "
+    return f"{text}--equations shows how, --tokens each token's probability"
+
+
+def _equations(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield the prompt and the responses, and each equation with their numbers."""
     yield _heading("The prompt and the responses")
     yield from _prompt(facts)
     yield _responses(facts)
@@ -60,12 +164,6 @@ def _parts(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from (f"note: {note}" for note in facts["notes"])
 
 
-def _title(facts: Mapping[str, Any]) -> Text:
-    return Text(
-        printable(f"{facts['run']}: step {facts['step']}, group {facts['group_id']}"), style="bold"
-    )
-
-
 def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold cyan")
 
@@ -79,12 +177,16 @@ def _prompt(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _responses(facts: Mapping[str, Any]) -> Table:
     table = Table(*right("#"), "verdict", *right("tokens"), "response", box=None)
     for response in facts["responses"]:
-        length = f"{response['response_tokens']}"
-        if response["finish"] == "length":
-            length += "+"
         text = shorten(response["response"].strip(), SHOWN_CHARS, keep="ends")
-        table.add_row(f"{response['sample']}", _verdict(response), length, text or "(empty)")
+        cells = (_verdict(response), _length(response), text or "(empty)")
+        table.add_row(f"{response['sample']}", *cells)
     return table
+
+
+def _length(response: Mapping[str, Any]) -> str:
+    """Return the number of tokens, with a mark if the response was cut off."""
+    mark = "+" if response["finish"] == "length" else ""
+    return f"{response['response_tokens']}{mark}"
 
 
 def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -198,9 +300,42 @@ def _eq9(facts: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | None, digits: int = 6) -> str:
     if value is None:
         return "-"
     if value:
-        return f"{value:+.6g}"
+        return f"{value:+.{digits}g}"
     return "0"
+
+
+def _print_tokens(console: SafeConsole, run_dir: Path, facts: Mapping[str, Any]) -> None:
+    """Print the probability with which each token was sampled, response by response."""
+    console.print(_heading("Tokens, each with the probability with which it was sampled"))
+    tokenizer = _tokenizer_of(run_dir)
+    for response in facts["responses"]:
+        logprobs = response["engine_logprobs"]
+        label = f"{response['sample']}"
+        if logprobs is None:
+            say(console, "probabilities are not recorded", label=label, indent=4)
+            continue
+        entries = []
+        for token_id, logprob in zip(response["response_ids"], logprobs, strict=True):
+            name = f"{token_id}" if tokenizer is None else _token_text(tokenizer, token_id)
+            entries.append(f"{name}\N{NO-BREAK SPACE}{exp(min(0.0, logprob)):.2f}")
+        say(console, "  ".join(entries), label=label, indent=4)
+
+
+def _tokenizer_of(run_dir: Path) -> "Tokenizer | None":
+    """Return the tokenizer of a run; None if its files have no fast one."""
+    file = RunDirectory.open(run_dir).tokenizer / "tokenizer.json"
+    if not os.path.isfile(file):
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+def _token_text(tokenizer: "Tokenizer", token_id: int) -> str:
+    """Return the text of a token, with its white space as escapes."""
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return repr(text)[1:-1].replace(" ", "\N{OPEN BOX}") or f"{token_id}"

@@ -1,13 +1,45 @@
 """Formats tables, numbers, counts and values of options for the commands."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Column, Table
-from rich.text import TextType
+from rich.text import Text, TextType
+
+from dapo.core.terminal import printable
 
 TITLE: Mapping[str, Any] = {"title_style": "bold", "title_justify": "left"}
+
+
+def say(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:
+    """Print a text whose lines break between words at the width of the terminal.
+
+    A path or a command that is longer than a line stays whole, to be copied.
+
+    Args:
+        console: prints the lines.
+        text: the text, of which each line is wrapped.
+        label: what stands before the first line.
+        indent: the column in which all lines begin, at least behind the label.
+        style: rich's style of the lines.
+    """
+    first = label.ljust(indent)
+    following = " " * indent
+    for paragraph in printable(text, console.encoding).split("\n"):
+        lines = wrap(
+            paragraph,
+            console.width,
+            initial_indent=first,
+            subsequent_indent=following,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines or [first.rstrip()]:
+            console.print(Text(line, style=style), soft_wrap=True)
+        first = following
 
 
 def right(*names: str, **options: Any) -> list[Column]:

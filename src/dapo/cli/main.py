@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from dapo import __version__
-from dapo.cli import analysis_commands, run_commands
+from dapo.cli import analysis_commands, model_commands, run_commands
 from dapo.cli.arguments import (
     DATA,
     REFERENCE,
@@ -27,6 +27,7 @@ from dapo.cli.arguments import (
 )
 from dapo.cli.data import data_app
 from dapo.cli.plugin_commands import command_of
+from dapo.cli.spelling import TYPED_FIRST, as_typed, flag_answer
 from dapo.core.errors import EXIT_CODES, ConfigError, ConversionFault, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -38,6 +39,7 @@ app = typer.Typer(
     name="dapo", no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
 )
 app.add_typer(run_commands.commands)
+app.add_typer(model_commands.commands)
 app.add_typer(analysis_commands.commands)
 app.add_typer(
     data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA
@@ -61,11 +63,26 @@ REMOVED_COMMANDS = {
     "whatif": "dapo ablate",
 }
 """The new spelling of each command that was removed."""
+_CHAT = "dapo chat MODEL_OR_RUN talks to a model"
+_GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
+OTHER_NAMES = {
+    "ask": f"{_GENERATE}; {_CHAT}",
+    "sample": _GENERATE,
+    "infer": _GENERATE,
+    "inference": _GENERATE,
+    "predict": _GENERATE,
+    "complete": _GENERATE,
+    "play": _CHAT,
+    "talk": _CHAT,
+    "repl": _CHAT,
+    "serve": f"{_CHAT}; dapo export RUN_DIR OUT_DIR writes a model that vLLM and others serve",
+}
+"""What there is instead of commands that one might try."""
 REMOVED_FLAGS = {
     "check --assume": (
         "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
     ),
-    "check --verbose": "dapo check prints the values that it takes in any case",
+    "test --all": "dapo test NAME --verbose prints every response",
     "explain --no-replay": "dapo explain shows what the run stored and loads no model",
     "explain --trust": "dapo explain imports no module of the run",
 }
@@ -95,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = command_of(app, words)
         code = command(words, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
-        text = mask_text(str(error))
+        text = mask_text(as_typed(str(error), words))
         code = error.exit_code
         _print_error(
             f"error: {text}\n" if code < 128 else f"{text}\n",
@@ -106,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except CommandLineError as error:  # it shows what was typed
         code = error.exit_code
-        error.message = _with_advice(error.message, words)
+        error.message = _with_advice(error, words)
         typed = StringIO()
         error.show(typed)
         if error.format_message():  # empty after the help that answers no arguments
@@ -132,16 +149,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code or 0)
 
 
-def _with_advice(message: str, words: Sequence[str]) -> str:
-    """Name the replacement of a removed command or flag in its error message."""
+def _with_advice(error: Any, words: Sequence[str]) -> str:
+    """Name in an error of the command line what can be typed instead."""
+    message: str = error.message
     command = words[0] if words else ""
     if command in REMOVED_COMMANDS and message.startswith(f"No such command '{command}'"):
         return f"dapo {command} is now: {REMOVED_COMMANDS[command]}"
+    if command in OTHER_NAMES and message.startswith(f"No such command '{command}'"):
+        return f"there is no command {command}; {OTHER_NAMES[command]}"
     for removed, advice in REMOVED_FLAGS.items():
         command_with_flag, _, flag = removed.partition(" ")
         if command == command_with_flag and flag in message:
             return f"{message}\n{advice}"
-    return message
+    if error.ctx is None:
+        return message
+    if words == ["train"]:
+        return TYPED_FIRST
+    answer = flag_answer(message, words, error.ctx.command)
+    if answer is None:
+        return message
+    error.possibilities = None  # which are flags
+    return answer
 
 
 def _print_error(line: str, message: str, kind: str, code: int, words: Sequence[str]) -> None:
@@ -241,9 +269,12 @@ def examine(
         str | None,
         Option(help="Of a reward: a correct response, if none of the usual forms is accepted."),
     ] = None,
-    show_all: Annotated[
+    verbose: Annotated[
         bool,
-        Option("--all", help="Of a reward: print every response, not only the suspicious ones."),
+        Option(
+            "--verbose",
+            help="Print every response or episode, not only the suspicious ones, and the times.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -258,12 +289,12 @@ def examine(
     with stdout_to_stderr(as_json):  # the module of NAME may print
         kind = find_kind(name, is_reward=is_reward, is_environment=is_environment)
     if kind == "reward":
-        is_suspicious = _test_reward(name, overrides, data, answer, right, show_all, as_json)
-    elif answer is None and right is None and not show_all:
-        is_suspicious = _test_environment(name, overrides, data, as_json)
+        is_suspicious = _test_reward(name, overrides, data, answer, right, verbose, as_json)
+    elif answer is None and right is None:
+        is_suspicious = _test_environment(name, overrides, data, verbose, as_json)
     else:
         raise ConfigError(
-            f"--answer, --right and --all are for rewards, and {name} is tested as"
+            f"--answer and --right are for rewards, and {name} is tested as"
             " an environment; leave them out"
         )
     if is_suspicious:
@@ -276,7 +307,7 @@ def _test_reward(
     data: str | None,
     answer: str | None,
     right: str | None,
-    show_all: bool,
+    verbose: bool,
     as_json: bool,
 ) -> bool:
     """Print the audit of a reward, and return True if it is suspicious."""
@@ -289,12 +320,12 @@ def _test_reward(
     if as_json:
         print_json(report.as_json())
     else:
-        print_report(report, show_all=show_all)
+        print_report(report, verbose=verbose)
     return report.suspicious
 
 
 def _test_environment(
-    name: str, overrides: list[str] | None, data: str | None, as_json: bool
+    name: str, overrides: list[str] | None, data: str | None, verbose: bool, as_json: bool
 ) -> bool:
     """Print the episodes of an environment, and return True if they are suspicious."""
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
@@ -310,7 +341,7 @@ def _test_environment(
             }
         )
     else:
-        print_plays(plays)
+        print_plays(plays, verbose=verbose)
     return is_suspicious(plays)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
-from dapo.cli.formatting import right, titled_table
+from dapo.cli.formatting import plural, say
 from dapo.config import build_config, parse_data_argument
 from dapo.config.load import override, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
+from dapo.core.text import excerpt, one_line, shorten
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
 from dapo.rewards.combine import RewardSpec
@@ -26,6 +27,10 @@ from dapo.types import Problem
 
 PROBLEMS = 3
 _SHOWN_CHARS = 60
+_RESPONSE_CHARS = 240
+_NAME_WIDTH = 16
+_REFERENCE_WIDTH = 14
+_VERDICT_WIDTH = 11
 
 
 @dataclass(frozen=True)
@@ -111,17 +116,68 @@ def examine_reward(
     return RewardReport(verifier, audits, size, seconds, config.reward.workers)
 
 
-def print_report(report: RewardReport, *, show_all: bool) -> None:
-    """Print the audits; verdicts without an issue appear only with `show_all`."""
+def print_report(report: RewardReport, *, verbose: bool) -> None:
+    """Print the verdict, then the suspicious responses; with `verbose` all, and their times."""
     console = SafeConsole()
-    for audit in report.audits:
-        console.print(_table_of(audit, show_all=show_all))
-        for line in _audit_summary(audit):
-            console.print(line, soft_wrap=True)
-    console.print(
-        f"a group of {report.group_size} responses: {report.group_seconds:.2g} s with"
-        f" {report.workers} workers"
-    )
+    checks = [check for audit in report.audits for check in audit.checks]
+    say(console, _verdict_on(report, checks), style="bold")
+    rows = _merged(report.audits, verbose=verbose)
+    if rows:
+        console.print(_table_of(rows))
+    if verbose:
+        for line in _times(report, checks):
+            say(console, line)
+
+
+def _verdict_on(report: RewardReport, checks: Sequence[CheckResult]) -> str:
+    """Count what the reward judges wrongly, in one sentence for each issue."""
+    total = len(checks)
+    counts = Counter(issue for check in checks for issue in check.issues)
+    issues = []
+    if count := counts["false positive"]:
+        wrongly = "is judged right though it is wrong"
+        if count > 1:
+            wrongly = "are judged right though they are wrong"
+        issues.append(f"{count} of {total} responses {wrongly}")
+    if count := counts["verifier error"]:
+        example = next(check for check in checks if "verifier error" in check.issues)
+        issues.append(f"the reward fails on {count} of {total} responses: {example.verdict.error}")
+    if count := counts["non-deterministic"]:
+        verb = "verdict changes" if count == 1 else "verdicts change"
+        issues.append(f"{count} of {total} {verb} when the same response is judged again")
+    if not issues:
+        issues.append(f"nothing suspicious in {total} responses that are wrong or hostile")
+    if any(audit.right is None for audit in report.audits):
+        issues.append(
+            "no usual form of the right answer is accepted: give one with --right, or problems with"
+            " --data"
+        )
+    return "; ".join(issues)
+
+
+@dataclass
+class _Row:
+    """A response to one or more references, with one verdict."""
+
+    check: CheckResult
+    references: list[str]
+
+
+def _merged(audits: Sequence[Audit], *, verbose: bool) -> list[_Row]:
+    """Return the responses to show, those of equal name and verdict as one row."""
+    rows: dict[tuple[str, str, tuple[str, ...]], _Row] = {}
+    for audit in audits:
+        shown = [check for check in audit.checks if check.issues]
+        if verbose:
+            shown = [check for check in audit.checks if check.issues or check.reference is None]
+            shown = [audit.right, *shown] if audit.right is not None else shown
+        for check in shown:
+            reference = audit.problem.answer if check.reference is None else check.reference
+            key = (check.name, _verdict(check), check.issues)
+            row = rows.setdefault(key, _Row(check, []))
+            if reference not in row.references:
+                row.references.append(reference)
+    return list(rows.values())
 
 
 def _audit_json(audit: Audit) -> dict[str, Any]:
@@ -167,56 +223,54 @@ def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str 
             )
 
 
-def _table_of(audit: Audit, *, show_all: bool) -> Table:
-    """Make a row for the right response and for each with an issue, or all (`show_all`)."""
-    title = f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}"
-    table = titled_table(title, "response", "verdict", *right("score", "ms"), "")
-    if audit.right is not None:
-        table.add_row(*_cells(audit.right), "")
-    for check in audit.checks:
-        if check.issues or (show_all and check.reference is None):
-            table.add_row(*_cells(check), ", ".join(check.issues))
+def _table_of(rows: Sequence[_Row]) -> Table:
+    """Make a row for each response, with its text, the references and the verdict."""
+    table = Table(
+        Column("kind", max_width=_NAME_WIDTH),
+        Column("response", overflow="fold", ratio=1),
+        Column("reference", overflow="fold", max_width=_REFERENCE_WIDTH),
+        Column("judged", max_width=_VERDICT_WIDTH),
+        show_lines=True,
+    )
+    for row in rows:
+        references = ", ".join(reference.strip() or "(empty)" for reference in row.references)
+        # only the shape of 100 kB matters
+        response = shorten(excerpt(row.check.response), _RESPONSE_CHARS, keep="ends")
+        table.add_row(
+            row.check.name,
+            response if response.strip() else repr(response),
+            shorten(one_line(references), _SHOWN_CHARS),
+            _verdict(row.check),
+        )
     return table
 
 
-def _audit_summary(audit: Audit) -> list[str]:
-    """List the lines below the table: times, and counts of issues."""
-    slowest = max(audit.checks, key=lambda check: check.seconds)
-    median_s = statistics.median(check.seconds for check in audit.checks)
+def _verdict(check: CheckResult) -> str:
+    """Return the verdict on a response in a few words."""
+    verdict = check.verdict
+    word = verdict_word(verdict.correct, verdict.error)
+    if verdict.error is None and verdict.correct is None:
+        word = f"score {verdict.score:.4g}"
+    if "non-deterministic" in check.issues:
+        word += ", then otherwise"
+    return word
+
+
+def _times(report: RewardReport, checks: Sequence[CheckResult]) -> list[str]:
+    """Return lines about times, and about references that are no answers."""
+    slowest = max(checks, key=lambda check: check.seconds)
+    median_s = statistics.median(check.seconds for check in checks)
     lines = [
         f"{1000 * median_s:.1f} ms per verdict (median), each judged twice, in two orders",
         f"slowest: {slowest.name}, {1000 * slowest.seconds:.1f} ms",
+        f"a group of {report.group_size} responses: {report.group_seconds:.2g} s with"
+        f" {plural(report.workers, 'worker')}",
     ]
-    broken = [check for check in audit.checks if check.reference is not None]
+    broken = [check for check in checks if check.reference is not None]
     if broken:
         refused = sum(check.verdict.error is not None for check in broken)
         lines.append(
-            f"broken references: {refused} of {len(broken)} verdicts are errors (best: all)"
+            f"references that are no answer, such as an empty one: {refused} of {len(broken)}"
+            " verdicts are errors, as all should be"
         )
-    if audit.right is None:
-        lines.append(
-            "no usual form of the right answer is accepted: give one with --right, or problems with"
-            " --data"
-        )
-    counts = Counter(issue for check in audit.checks for issue in check.issues)
-    if not counts:
-        lines.append(
-            f"nothing suspicious in {len(audit.checks)} responses (--all shows each of them)"
-        )
-    if count := counts["false positive"]:
-        lines.append(f"{count} false positives: wrong responses that the reward accepts")
-    if count := counts["verifier error"]:
-        example = next(check for check in audit.checks if "verifier error" in check.issues)
-        lines.append(
-            f"{count} verifier errors, for example ({example.name}): {example.verdict.error}"
-        )
-    if count := counts["non-deterministic"]:
-        lines.append(f"{count} non-deterministic verdicts: the second verdict differs")
     return lines
-
-
-def _cells(check: CheckResult) -> tuple[str, str, str, str]:
-    name = check.name if check.reference is None else f"{check.name}, reference {check.reference!r}"
-    verdict = check.verdict
-    score = f"{verdict.score:.4g}" if verdict.error is None else ""
-    return name, verdict_word(verdict.correct, verdict.error), score, f"{1000 * check.seconds:.1f}"

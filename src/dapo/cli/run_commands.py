@@ -104,7 +104,10 @@ def _print_run(path: Path) -> None:
 def fork(
     run: Annotated[Path, Argument(metavar="RUN_DIR", help="The run to fork.")],
     overrides: Changes = None,
-    step: Annotated[int, Option(min=1, help="Step of the checkpoint to start from.")] = ...,  # type: ignore[assignment]
+    step: Annotated[
+        int | None,
+        Option(min=1, help="Step of the checkpoint to start from.", show_default="the newest"),
+    ] = None,
     times: Annotated[
         int | None, Option(min=1, help="Number of branches, each with its own seed.")
     ] = None,
@@ -232,12 +235,18 @@ def check(
         Path | None,
         Option(metavar="RUN_DIR", help="With --probe: compare with a run's first steps."),
     ] = None,
+    verbose: Annotated[
+        bool,
+        Option(
+            "--verbose",
+            help="Print the step, memory and disk by part, and differences from the paper.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration before training: sizes, memory, mistakes.
+    """Check a configuration before training: memory, disk, mistakes.
 
-    Also lists options without effect and differences from the paper. The exit code is 2 if the
-    configuration cannot run.
+    The first line is the verdict. The exit code is 2 if the configuration cannot run.
     """
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
@@ -248,8 +257,9 @@ def check(
 
     if probe:
         keep_freed_memory()  # as in the run
+    shown: dict[str, Any] = {"verbose": verbose, "as_json": as_json}
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    if not check_config(loaded, path=config, probe=probe, **measured, as_json=as_json):
+    if not check_config(loaded, path=config, probe=probe, **measured, **shown):
         raise typer.Exit(ConfigError.exit_code)
 
 
@@ -271,6 +281,9 @@ def clean(
     yes: Annotated[
         bool, Option("--yes", help="Delete; without this option, only list what would be deleted.")
     ] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only list what would be deleted, as without --yes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Free disk space: delete optimizer states, which are needed only to resume a run.
@@ -278,12 +291,14 @@ def clean(
     Without --yes, only lists what would be deleted. A checkpoint without its optimizer state can be
     evaluated and exported, but not resumed or forked.
     """
+    if yes and dry_run:
+        raise ConfigError("--yes deletes and --dry-run does not; keep one of them")
     from dapo.cli.clean import clean_runs
 
     clean_runs(runs, keep=keep, apply=yes, as_json=as_json)
 
 
-@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo status runs/a")
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo status runs/a --follow")
 def status(
     runs: Annotated[
         list[Path] | None,
@@ -291,6 +306,10 @@ def status(
             metavar="RUN_DIR", help="Run directories, or a folder of them.", show_default="./runs"
         ),
     ] = None,
+    follow: Annotated[
+        bool,
+        Option("--follow", help="Show one run's steps until it ends; Ctrl-C ends only this."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of runs: step, time left, accuracy, disk use.
@@ -301,6 +320,9 @@ def status(
     from dapo.runs.status import run_status
 
     places = runs or [Path("runs")]
+    if follow:
+        _follow(find_runs(places), as_json)
+        return
     statuses = []
     damaged = dict[str, DapoError]()
     for path in (paths := places if len(places) > 1 else find_runs(places) or places):
@@ -322,6 +344,26 @@ def status(
         print_status(statuses, damaged)
     if any(status_of_run.state == "failed" for status_of_run in statuses) or damaged:
         raise typer.Exit(DataError.exit_code if damaged else 1)
+
+
+def _follow(paths: list[Path], as_json: bool) -> None:
+    """Follow the run of `--follow` until it ends: the named one, or the only one that trains."""
+    from dapo.cli.status import follow_run
+    from dapo.runs.directory import RunDirectory
+
+    if len(paths) != 1:
+        live = [path for path in paths if RunDirectory.open(path).holder() is not None]
+        if len(live) != 1:
+            raise ConfigError(
+                f"--follow shows one run, and {len(live)} of {len(paths)} are training: name it,"
+                " for example: dapo status runs/a --follow"
+            )
+        paths = live
+    final_status = follow_run(paths[0], quiet=as_json)
+    if as_json:
+        print_json({"runs": [final_status.as_json()]})
+    if final_status.state == "failed":
+        raise typer.Exit(1)
 
 
 @commands.command(
@@ -389,7 +431,6 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.cli.eval_report import evaluation_json, print_evaluation
     from dapo.start.evaluate import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
@@ -408,6 +449,8 @@ def evaluate(
             if compare
             else evaluate_model(model_or_run or "", request)
         )
+    from dapo.cli.eval_report import evaluation_json, print_evaluation
+
     if as_json:
         print_json(evaluation_json(evaluation, by_problem=by_problem))
     else:

@@ -97,8 +97,20 @@ def submit_run(
 
 
 def print_submission(report: Mapping[str, Any]) -> None:
-    """Print the script of a dry run, or the job with the commands to stop and resume it."""
+    """Print the job with the commands to stop and resume it, or what a dry run would submit.
+
+    The script of a dry run is alone on the standard output, for a file.
+    """
     if report["job"] is None:
+        folder = folder_of(Path(report["run"]))
+        print_text(
+            f"dry run, nothing is written or submitted: {plural(report['nodes'], 'node')}\n"
+            f"  run              {report['run']}\n"
+            f"  folder           {folder}, for job.sh and its log\n"
+            f"  command          sbatch {shlex.quote(str(folder / 'job.sh'))}\n"
+            "  job.sh:",
+            file=sys.stderr,
+        )
         print_text(report["script"], end="")
         return
     number = report["job"]

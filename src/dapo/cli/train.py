@@ -11,18 +11,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
+from dapo.core.errors import CheckpointError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
-from dapo.runs.checkpoints import has_weights_only
+from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
-from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
@@ -45,67 +44,66 @@ def start_run(
     path = run_dir or default_run_path(config_name, datetime.now())
     require_new_run(path)
     with check(config) as checked:
+        data = read_data(checked)
         if sys.stdout.isatty():  # imports and loading take a while and print nothing
             print_text(
-                f"the verifier is ready; loading {config.model.name} and"
-                f" {config.data.train_source.label} ..."
+                f"the verifier and {config.data.train_source.label} are ready; loading"
+                f" {config.model.name} ..."
             )
         from dapo.start.run import RunCallbacks, new_run, run_training
 
-        with new_run(checked, path, command=sys.argv) as ready:
+        with new_run(checked, data, path, command=sys.argv) as ready:
             run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
     report(ready.config, ready.directory)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
-    from dapo.start.run import Finished, RunCallbacks, continued_run, end_run, run_training
+    from dapo.start.resume import Ended, checked_run
 
-    with continued_run(path, overrides) as run:
-        if isinstance(run, Finished):
-            end_run(run.config, run.directory, warn=warn)
-        else:
-            run_training(run, RunCallbacks(warn))
-    report(run.config, run.directory)
-    if isinstance(run, Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
-        print_text(f"\n{run.advice}")
+    with checked_run(path, overrides) as run:
+        if isinstance(run, Ended):
+            if not run.is_complete:
+                from dapo.start.run import end_run
+
+                end_run(run.config, run.directory, warn=warn)
+            print_text(run.advice)
+            return
+        from dapo.start.run import RunCallbacks, ready_to_continue, run_training
+
+        ready = ready_to_continue(run)
+        run_training(ready, RunCallbacks(warn))
+    report(ready.config, ready.directory)
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after, and its files."""
+    """Print the end of a run: accuracy and responses before and after, and what comes next."""
     evaluations = first_and_last_evaluation(directory, warn)
-    newest = directory.checkpoints.latest(warn=warn)
-    # a run without held-out problems needs --data
-    run = shlex.quote(str(directory.path))
-    without_state = ""
-    if newest is not None and has_weights_only(newest):
-        without_state = (
-            ", weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
-        )
-    arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
-        files={
-            "curves": directory.curves,
-            "metrics, one line per step": directory.metrics,
-            **(
-                {"judged responses": directory.rollouts_folder}
-                if directory.rollouts_folder.exists()
-                else {}
-            ),
-            **({"evaluations": directory.evaluations_folder} if evaluations else {}),
-            "checkpoint": newest,
-            "disk space": f"{size(run_status(directory.path).disk_bytes['total'])}{without_state}",
-            **({} if without_state else {"reduce it": f"dapo clean {run}"}),
-            "look at it": f"dapo view {run}",
-            "check it": f"dapo doctor {run}",
-            "evaluate it": f"dapo eval {run} {arguments}",
-            "export it": f"dapo export {run} my-model",
-        },
+        files=_next_commands(config, directory),
     )
+
+
+def _next_commands(config: Config, directory: RunDirectory) -> dict[str, str]:
+    """Return the next commands by what they do; the last one only for a run that can go on."""
+    run = shlex.quote(str(directory.path))
+    commands = {
+        "look at it": f"dapo view {run}",
+        "talk to it": f"dapo chat {run}",
+        "export it": f"dapo export {run} my-model",
+    }
+    newest = directory.checkpoints.latest(warn=warn)
+    is_resumable = newest is not None and not has_weights_only(newest)
+    # more steps do not help a run that is solved, or whose tokens are spent
+    is_at_last_step = directory.exit_reason() == "finished" and config.train.token_budget is None
+    if is_resumable and is_at_last_step:
+        more = 2 * config.train.num_steps
+        commands["train it further"] = f"dapo resume {run} train.num_steps={more}"
+    return commands
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -159,7 +157,7 @@ def export_run(
 def fork_run(
     path: Path,
     *,
-    step: int,
+    step: int | None,
     overrides: Sequence[str],
     times: int | None,
     run_dir: Path | None,
@@ -172,7 +170,7 @@ def fork_run(
 
     Args:
         path: the parent, a run.
-        step: the step of the checkpoint that the forks start from.
+        step: the step of the checkpoint that the forks start from; None: the newest one.
         overrides: options that differ from the parent's, `key=value`.
         times: the number of branches; None: one fork with the parent's seed.
         run_dir: the directory of the fork; None: one next to the parent.
@@ -182,6 +180,13 @@ def fork_run(
     from dapo.start.fork import create_fork, default_fork_path, plan_fork
 
     parent = RunDirectory.open(path)
+    if step is None:
+        newest = parent.checkpoints.latest(warn=warn)
+        if newest is None:
+            raise CheckpointError(f"{path} has no checkpoint to fork yet")
+        step = step_of(newest)
+        with stdout_to_stderr(as_json):
+            print_text(f"the newest checkpoint of {path} is that of step {step} (--step chooses)")
     base = run_dir or default_fork_path(parent, step, datetime.now())
     branches: dict[Path, int | None] = {base: None}
     if times is not None:

@@ -22,6 +22,8 @@ class EngineKind:
 
     The default process calls `open`.
     """
+    # raises ConfigError if the engine is not installed here, and imports no torch: `(Config)`
+    require_package: str | None = None
     # raises ConfigError if the engine cannot start on this machine: `(Config)`
     require: str | None = None
     # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
@@ -51,6 +53,7 @@ OWN_ENGINES: Mapping[str, EngineKind] = {
     ),
     "vllm": EngineKind(
         worker_spec="dapo.distributed.vllm_spec:vllm_engine_spec",
+        require_package="dapo.engines.vllm.package:require_vllm_package",
         require="dapo.distributed.vllm_spec:require_vllm",
         temperatures=(0.01, 2.0),
         receives_weights=True,

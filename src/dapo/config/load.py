@@ -153,7 +153,7 @@ def build_config(
     # the validation answers a name that is not text
     if isinstance(name, str):
         preset = PRESETS.get(name, {})
-    merged = _merge(_merge(preset, file_options), override_options)
+    merged = _with_data(_merge(_merge(preset, file_options), override_options))
     try:
         values = _resolved_values(merged)
     except OmegaConfBaseException as error:
@@ -170,6 +170,18 @@ def build_config(
         else:
             message = "\n".join([f"{where}:", *(f"  {line}" for line in lines)])
         raise ConfigError(message) from None
+
+
+def _with_data(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let the environment begin all episodes, where it is named and no data is."""
+    environment = options.get("environment")
+    data = options.get("data")
+    has_name = isinstance(environment, Mapping) and environment.get("name") is not None
+    is_mapping = data is None or isinstance(data, Mapping)
+    is_supervised = "demonstrations" in (data or {}) or options.get("schedule") == "supervised"
+    if not has_name or not is_mapping or is_supervised or "train" in (data or {}):
+        return options
+    return {**options, "data": {**(data or {}), "train": "environment"}}
 
 
 def _resolved_values(options: Mapping[str, Any]) -> dict[Any, Any]:
@@ -312,6 +324,11 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
         leaves = _leaves(parse_overrides(overrides))
         return [override(name, value) for name, value in leaves]
     return list(overrides)
+
+
+def override_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested options as overrides name them; a value that is set as a whole is one value."""
+    return dict(_leaves(options))
 
 
 def _sets_again(name: str, earlier_name: str, earlier: Any) -> bool:

@@ -1,5 +1,6 @@
 """Messages for an invalid configuration: option, expected and actual value, nearest name."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -19,6 +20,7 @@ SECTIONS = frozenset(
 """The names of the sections."""
 _SECTION_TYPES = [section_in(info.annotation) for _, info in options_of()]
 _BRANCHES = {section.__name__ for section in _SECTION_TYPES if section is not None}
+_SIGNS = re.compile(r"[^a-z0-9]+")
 # pydantic's names of branches of unions, as if options
 _BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}
 
@@ -119,6 +121,9 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     if advice:
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
+    joined = option_written_as(leaf)
+    if joined is not None:
+        return f"did you mean {joined}?"
     by_keyword = names_by_keyword()
     if leaf.rpartition(".")[2] not in by_keyword:
         elsewhere = called_elsewhere(leaf, leaf_value)
@@ -151,6 +156,15 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     if is_top:
         return "`dapo show options` lists all options"
     return f"known here: {', '.join(section.model_fields)}"
+
+
+def option_written_as(name: str) -> str | None:
+    """Return the option whose dots were typed as other signs: `optim_lr`, `optim-lr`, `OPTIM.LR`."""
+    letters = _SIGNS.sub("", name.lower())
+    for option, _ in options_of():
+        if "." in option and option != name and _SIGNS.sub("", option) == letters:
+            return option
+    return None
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:

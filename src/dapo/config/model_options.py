@@ -97,7 +97,7 @@ class DataConfig(Section):
         description=(
             "Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a"
             " mapping; {mix: {NAME: SOURCE, ...}} combines several sources under names, as does a"
-            " list of them."
+            " list of them. An environment that is named without data gives the prompts itself."
         ),
         also=_ALSO_LISTS,
     )

@@ -95,9 +95,9 @@ def entries_of(section: str | None) -> list[OptionEntry]:
         sections = section_names(entries)
         is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
         near = nearest_option(section.split("."), value={} if is_section else None)
-        raise ConfigError(
-            f"no option or section {section} (sections: {', '.join(sections)}); {near}"
-        )
+        if "lists all options" in near:
+            near = f"{near}; sections: {', '.join(sections)}"
+        raise ConfigError(f"no option or section {section}; {near}")
     return matches
 
 

@@ -63,12 +63,13 @@ def _one_or_several(value: object) -> object:
 
 class LogConfig(Section):
     sinks: Annotated[
-        list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_one_or_several)
+        list[Literal["tensorboard", "wandb", "trackio", "mlflow"]],
+        BeforeValidator(_one_or_several),
     ] = option(
         [],
         "Trackers, one or a list, that receive metrics, in addition to metrics.jsonl and the"
         " console.",
-        also=[{"enum": ["tensorboard", "wandb", "trackio"]}, {"type": "null"}],
+        also=[{"enum": ["tensorboard", "wandb", "trackio", "mlflow"]}, {"type": "null"}],
     )
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",

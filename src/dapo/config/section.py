@@ -5,6 +5,13 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from dapo.core.errors import ConfigError
+
+_CANNOT_CHANGE = (
+    "{name}: the options of a run cannot be changed in place: `dapo.resume('RUN', {name}=VALUE)`"
+    " continues it with another value"
+)
+
 
 class Section(BaseModel):
     """A group of options, which rejects unknown names."""
@@ -12,6 +19,12 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(_CANNOT_CHANGE.format(name=name))
+
+    def __delattr__(self, name: str) -> None:
+        raise ConfigError(_CANNOT_CHANGE.format(name=name))
 
 
 _UNSET: Any = object()

@@ -1,6 +1,7 @@
 """Every error for users. Messages give the expected input, the actual one and the remedy."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from dapo.core.terminal import printable
 from dapo.core.text import bounded
@@ -21,6 +22,8 @@ class DapoError(Exception):
     """
 
     exit_code = 1
+    run: Any = None
+    """The `dapo.Run` that the error has ended; None if it has ended no run of this process."""
 
     def __init__(self, *args: object) -> None:
         safe_args = [printable(bounded(arg)) if isinstance(arg, str) else arg for arg in args]
@@ -64,6 +67,10 @@ class VerifierFailed(RewardError):
     """
 
     exit_code = 1
+
+
+class EnvironmentFailed(VerifierFailed):
+    """Too many episodes have no verdict, because their environment fails."""
 
 
 class ShortfallError(DapoError):

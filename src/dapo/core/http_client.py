@@ -3,7 +3,8 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,6 +46,15 @@ class Answer:
     reason: str  # of the status: `Not Found`
     body: bytes
     tries: int
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An answer whose lines are read while it arrives."""
+
+    status: int
+    reason: str
+    lines: Iterator[bytes]
 
 
 class HttpClient:
@@ -157,6 +167,37 @@ class HttpClient:
             return replace(outcome, tries=tries)
         raise ServerFailed(f"{self._shown_url}: {outcome} ({tries} tries)")
 
+    @contextmanager
+    def stream(self, method: str, url: str, value: Any) -> Iterator[Stream]:
+        """Send `value` as JSON once; yield the answer of any status, whose lines then arrive.
+
+        The connection ends with the block. Raises ServerFailed without an answer, for a pause of
+        more than `timeout_s` and for an answer that is too long.
+        """
+        timeout = urllib3.Timeout(connect=min(_CONNECT_S, self._timeout_s), read=self._timeout_s)
+        options: Any = {
+            "retries": False,
+            "redirect": False,
+            "preload_content": False,
+            "timeout": timeout,
+        }
+        body = json.dumps(value).encode()
+        try:
+            response = self._pool.request(method, url, body=body, headers=self._headers, **options)
+            with response:
+                try:
+                    yield Stream(response.status, response.reason or "", _lines(response))
+                finally:
+                    # the rest of an answer that nobody reads must not meet the next request
+                    response.close()
+        except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
+            raise ServerFailed(f"{self._shown_url}: {_cause(error)}") from None
+        except (TimeoutError, urllib3.exceptions.TimeoutError):
+            reason = f"nothing arrived within {self._timeout_s:.3g} s"
+            raise ServerFailed(f"{self._shown_url}: {reason}") from None
+        except urllib3.exceptions.HTTPError as error:
+            raise ServerFailed(f"{self._shown_url}: {_cause(error)}") from None
+
     def _try(
         self, method: str, url: str, body: bytes | None, limit: float
     ) -> tuple[Answer | str, Mapping[str, str]]:
@@ -218,6 +259,19 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
         if clock.monotonic() > deadline:
             raise TimeoutError
     return bytes(content)
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yield the lines of a body as they arrive. Raises ServerFailed for one that is too long."""
+    rest = b""
+    length = 0
+    while part := response.read1(1 << 16):
+        length += len(part)
+        if length > _MAX_ANSWER_BYTES:
+            raise ServerFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines
+    yield rest
 
 
 def _cause(error: Exception) -> str:

@@ -4,11 +4,13 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +36,13 @@ CODE_FOLDERS: list[Path] = [
 They are never on `sys.path`: `load_callable` reads the one
 module that an option names, `reward_0123abcd`, if its text has the checksum at the end of its name.
 """
+_FOREIGN_FOLDERS = tuple(
+    f"{Path(folder)}{os.sep}"
+    for folder in {
+        str(Path(__file__).parents[1]),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
+    }
+)
 _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
 
 
@@ -119,6 +128,16 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if not callable(function):
         raise error(f"{option}{path!r} is not callable: it is a {type(function).__name__}")
     return function
+
+
+def own_name(path: str) -> str:
+    """Return the name that the user gave to a function or class.
+
+    >>> own_name("reward_0123abcd:exact"), own_name("my_rewards:exact")
+    ('exact', 'my_rewards:exact')
+    """
+    module, _, attribute = path.partition(":")
+    return attribute if attribute and _WRITTEN_NAME.fullmatch(module) else path
 
 
 def _written_module(name: str) -> Path | None:
@@ -240,7 +259,10 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception on one line: type, first line of the text, innermost file and line."""
+    """Describe an exception on one line: type, first line of the text, file and line.
+
+    The place is the innermost one in the user's own code; if there is none, the innermost one.
+    """
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # __str__ is user code too
@@ -250,5 +272,28 @@ def describe(error: BaseException) -> str:
         text += f": {lines[0][:_MESSAGE_CHARS]}"
     frames = traceback.extract_tb(error.__traceback__)
     if frames:
-        text += f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+        # user code also fails in what it calls: in json, in numpy, or in a function of dapo
+        own = [frame for frame in frames if _is_users(frame.filename)]
+        frame = own[-1] if own else frames[-1]
+        text += place_in(frame.filename, frame.lineno)
     return text
+
+
+def place_in(filename: str, line: int | None) -> str:
+    """Return the end of a message that names a line of user code."""
+    return f" ({Path(filename).name}, line {line})"
+
+
+def place_of(function: object) -> str:
+    """Return the end of a message that names the first line of a function or a method of the user.
+
+    It is empty for code that no file has.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return "" if code is None else place_in(code.co_filename, code.co_firstlineno)
+
+
+def _is_users(filename: str) -> bool:
+    """Return True if a file is neither of dapo, nor of Python, nor of an installed package."""
+    is_installed = "site-packages" in filename or "dist-packages" in filename
+    return not is_installed and not filename.startswith(("<frozen", *_FOREIGN_FOLDERS))

@@ -1,10 +1,98 @@
-"""The files of weights in a model's directory, before anything is loaded."""
+"""The files in a model's directory, before anything is loaded."""
 
+import json
 from pathlib import Path
+
+from dapo.core.errors import ConfigError
+from dapo.core.loading import quiet_hub
 
 WEIGHT_FILES = ("*.safetensors",)
 PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Names of weights that only unpickling reads, which can run code."""
+CONFIG_FILE = "config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def require_new_folder(out: Path) -> None:
+    """Raise ConfigError unless `out` is absent or an empty directory."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"{out} already exists and is not an empty directory; choose another place for the"
+            " model"
+        )
+
+
+def require_model_files(name: str) -> str | Path:
+    """Return the directory of a model, or its Hugging Face id as it is.
+
+    Raises ConfigError for a directory that is absent or incomplete.
+    """
+    path = Path(name).expanduser()
+    if (reason := unusable_weights(name)) is not None:
+        raise ConfigError(f"model {name!r} {reason}")
+    if not path.exists():
+        if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+            raise ConfigError(f"model {name!r}: there is no such directory")
+        return name
+    if not (path / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"model {name!r} is not a Hugging Face model directory: it has no config.json"
+        )
+    try:
+        json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"model {name!r}: its config.json is not JSON: {error}") from None
+    for kind, patterns in (("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
+        if not any(file for pattern in patterns for file in path.glob(pattern)):
+            raise ConfigError(
+                f"model {name!r} has no {kind}: expected one of {', '.join(patterns)} in the"
+                " directory"
+            )
+    return path
+
+
+def require_hub_model(name: str) -> None:
+    """Raise ConfigError unless the hub, or this machine's cache of it, has the model's config.json.
+
+    It is downloaded if it is not in the cache; the errors of the hub's client are many, and those
+    not answered here are left to the loading of the model.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if isinstance(try_to_load_from_cache(name, CONFIG_FILE), str):
+            return
+        with quiet_hub():
+            hf_hub_download(name, CONFIG_FILE)
+    except HFValidationError:
+        reason = "is not a valid Hugging Face id (OWNER/NAME), and there is no such directory"
+    except GatedRepoError:
+        reason = (
+            f"is gated: accept its terms at https://huggingface.co/{name}, and run hf auth login"
+        )
+    except RepositoryNotFoundError:
+        reason = (
+            "is no directory here, and the Hugging Face hub has no such model, or a private one"
+        )
+    except LocalEntryNotFoundError:
+        reason = (
+            "is no directory here and not in this machine's cache, and the Hugging Face hub was not"
+            f" reached; download it where there is a network: hf download {name}"
+        )
+    except EntryNotFoundError:
+        reason = f"has no {CONFIG_FILE} on the Hugging Face hub; expected a model for transformers"
+    except OSError:
+        return
+    else:
+        return
+    raise ConfigError(f"model {name!r} {reason}")
 
 
 def unusable_weights(name: str) -> str | None:

@@ -1,6 +1,6 @@
 """A client of chat models on OpenAI-compatible servers (vLLM, SGLang, llama.cpp, hosted ones)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +36,14 @@ class Completion:
     text: str  # the message's content; empty if all of it was hidden reasoning
     tokens: int  # generated tokens; 0 if the server does not count them
     finish: str  # the server's finish reason: `stop`, `length`, `content_filter`, ...
+
+
+@dataclass(frozen=True)
+class CompletionPiece:
+    """What a server adds to a chat completion at one time."""
+
+    text: str
+    finish: str | None  # the server's finish reason, with the last piece
 
 
 class ChatClient:
@@ -111,6 +119,56 @@ class ChatClient:
                 f" {self._error_message(answer)}"
             ) from None
 
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], **parameters: Any
+    ) -> Iterator[CompletionPiece]:
+        """Request as `complete` does, without retries, and yield the text as it arrives.
+
+        A server that does not stream gives one piece. Raises ServerFailed or ServerRefused.
+        """
+        body = {
+            "model": self._model,
+            "messages": [dict(message) for message in messages],
+            "stream": True,
+            **parameters,
+        }
+        with self._http.stream("POST", f"{self.url}/chat/completions", body) as stream:
+            if stream.status != 200:
+                content = b"\n".join(stream.lines)
+                raise self._failure(Answer(stream.status, stream.reason, content, 1))
+            others = []
+            for line in stream.lines:
+                event = line.strip()
+                if not event.startswith(b"data:"):
+                    others.append(event)
+                    continue
+                data = event.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                yield self._piece(data)
+            # one completion instead of events
+            content = b"\n".join(others).strip()
+            if content.startswith(b"{"):
+                yield self._piece(content)
+
+    def _piece(self, content: bytes) -> CompletionPiece:
+        """Return the first choice of an event, or of a whole completion. Raises ServerFailed."""
+        try:
+            values = parse_json(content)
+            if isinstance(values, dict) and values.get("choices") == []:
+                return CompletionPiece("", None)  # the last event may have the usage alone
+            choice = optional_mapping(field(values, "choices", 0), "choice")
+            message = optional_mapping(choice.get("delta") or choice.get("message"), "delta")
+            text = text_field(message.get("content"), "content", default="")
+            finish = text_field(choice.get("finish_reason"), "finish_reason", default="")
+            return CompletionPiece(text, finish or None)
+        except WrongField as error:
+            answer = Answer(200, "", content, 1)
+            raise ServerFailed(
+                f"{self.url}: the answer is not a chat completion: {error}:"
+                f" {self._error_message(answer)}"
+            ) from None
+
     def prompt_logprobs(self, token_ids: Sequence[int]) -> tuple[list[float], list[str]]:
         """Return the log-probability of each token but the first at temperature 1, and the texts.
 
@@ -174,11 +232,15 @@ class ChatClient:
         """Return the answer to a request with status 200. Raises ServerFailed or ServerRefused."""
         answer = self._http.request("POST", f"{self.url}/{path}", body)
         if answer.status != 200:
-            is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
-            raise (ServerFailed if is_transient else ServerRefused)(
-                f"{self.url}: status {answer.status}: {self._error_message(answer)}"
-            )
+            raise self._failure(answer)
         return answer
+
+    def _failure(self, answer: Answer) -> ServerFailed | ServerRefused:
+        """Return the error of a status other than 200."""
+        is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
+        return (ServerFailed if is_transient else ServerRefused)(
+            f"{self.url}: status {answer.status}: {self._error_message(answer)}"
+        )
 
     def _error_message(self, answer: Answer) -> str:
         text = answer.body.decode(errors="replace")

@@ -40,6 +40,11 @@ class SignalFlag:
         self._signum = signum
         self._came.set()
 
+    @property
+    def is_raised(self) -> bool:
+        """True if a signal has come."""
+        return self._signum is not None
+
     def clear(self) -> None:
         self._came.clear()
         self._signum = None

@@ -1,9 +1,7 @@
 """The worker spec of a vLLM engine: its options and the environment it starts in."""
 
 import hashlib
-import importlib.util
 import os
-import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,8 @@ from dapo.core.errors import ConfigError
 from dapo.core.files import cache_folder
 from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.protocol import WorkerSpec
-from dapo.engines.vllm.start import INSTALL, VllmOptions
+from dapo.engines.vllm.package import interpreter, require_vllm_package
+from dapo.engines.vllm.start import VllmOptions
 from dapo.policy.hf_io import config_of
 from dapo.policy.memory_model import ResponseLengths, TrainerMemory
 from dapo.policy.model import load_meta_model
@@ -51,32 +50,14 @@ def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> Work
         environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel))
         | _import_path(vllm.python),
         secrets=HUB_VARIABLES if config.model.trust_remote_code else (),
-        python=None if vllm.python is None else _interpreter(vllm.python),
+        python=None if vllm.python is None else interpreter(vllm.python),
         cpus=threads,
     )
 
 
 def require_vllm(config: Config) -> None:
     """Raise ConfigError if vLLM is not installed or `vllm_engine_spec` would raise it."""
-    if config.rollout.vllm.python is not None:
-        python = _interpreter(config.rollout.vllm.python)
-        program = (
-            "import sys; from importlib.util import find_spec; sys.exit(find_spec('ray') is None)"
-        )
-        if (
-            config.uses_ray
-            and subprocess.run([python, "-P", "-c", program], check=False).returncode
-        ):
-            raise ConfigError(
-                f"rollout.vllm.python={config.rollout.vllm.python} has no Ray, which starts engines"
-                f" there with launcher={config.launcher}; install this environment's version in it:"
-                f" {python} -m pip install ray"
-            )
-    elif not config.uses_ray and importlib.util.find_spec("vllm") is None:
-        raise ConfigError(
-            "rollout.engine=vllm needs the Python package vllm, which is not installed here;"
-            f" {INSTALL}"
-        )
+    require_vllm_package(config)
     gpus = torch.cuda.device_count()
     vllm = config.rollout.vllm
     if vllm.cache_gib is None and (gpus or config.uses_ray):
@@ -143,15 +124,6 @@ def vllm_environment(*, threads: int) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "OMP_NUM_THREADS": str(threads),
     }
-
-
-def _interpreter(python: str) -> str:
-    path = Path(python).expanduser()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ConfigError(
-            f"rollout.vllm.python={python}: expected the path of a Python interpreter that has vLLM"
-        )
-    return str(path.absolute())
 
 
 def _import_path(python: str | None) -> dict[str, str]:

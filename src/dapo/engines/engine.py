@@ -1,7 +1,7 @@
 """The contract of every rollout engine, in this process or elsewhere: submit, poll, abort."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -62,6 +62,10 @@ class Capabilities:
     """
     receiver: WeightReceiver | None = None
     """Takes weights that are sent from GPU to GPU; None: they must be loaded."""
+    partial: Callable[[], Mapping[str, Sequence[int]]] | None = None
+    """Returns the tokens so far of the responses that are being sampled, by request id; None: only
+    whole responses can be seen.
+    """
 
 
 class RolloutEngine(Protocol):

@@ -145,7 +145,8 @@ def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> 
             raise EngineError(
                 f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt +"
                 f" {request.max_new_tokens} max_new_tokens), but {name} is {positions}; {fix}, or"
-                " lower rollout.max_response_tokens"
+                " lower rollout.max_response_tokens, or with an environment environment.max_turns"
+                " or environment.max_observation_tokens"
             )
 
 

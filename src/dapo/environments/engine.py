@@ -1,5 +1,6 @@
 """An engine whose responses are episodes: turns of the policy, each answered by an environment."""
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -191,6 +192,15 @@ class EpisodeEngine(EngineLayer):
             self._use_answer(running, future.result(), turns, ended)
         self._engine.submit(turns)
         return ended
+
+    def wait_for_answers(self, timeout_s: float) -> bool:
+        """Wait for all answers of environments; return False if one is later than the time limit.
+
+        An infinite limit waits without end.
+        """
+        futures = [future for _, _, future in self._answering]
+        limit = None if timeout_s == math.inf else max(0.0, timeout_s)
+        return not wait(futures, timeout=limit).not_done
 
     def _due_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
         """Remove the answers that count at this poll from those that are waited for."""

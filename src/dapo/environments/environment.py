@@ -74,8 +74,13 @@ def prompt_to_json(prompt: Any) -> Any:
         or not all(isinstance(message, Mapping) and _has_role(message) for message in prompt)
     ):
         expected = "a text or a list of messages with the texts `role` and `content`"
+        advice = ""
+        # as in Gymnasium: the observation and information
+        if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], str):
+            advice = "; return the observation alone"
         raise TypeError(
-            f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected {expected}"
+            f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected"
+            f" {expected}{advice}"
         )
     from dapo.data.sources.rows import as_message  # imports the configuration, which takes long
 
@@ -102,7 +107,9 @@ def result_to_json(result: Any) -> dict[str, Any]:
     Raises TypeError or ValueError with the reason.
     """
     if not isinstance(result, StepResult):
-        raise TypeError(f"expected a StepResult, got {type(result).__name__}")
+        raise TypeError(
+            f"expected a StepResult, got {type(result).__name__}{_as_step_result(result)}"
+        )
     observation = result.observation
     if not isinstance(observation, str):
         observation = _messages(observation, "the observation is")
@@ -126,6 +133,21 @@ def result_to_json(result: Any) -> dict[str, Any]:
         "tool_calls": _count("tool_calls", result.tool_calls),
         "tool_errors": _count("tool_errors", result.tool_errors),
     }
+
+
+def _as_step_result(result: Any) -> str:
+    """Return advice for a result in another form, such as the tuples of Gym; empty if none."""
+    if isinstance(result, tuple) and len(result) == 5:
+        return "; return StepResult(observation, reward, terminated or truncated)"
+    if isinstance(result, tuple) and len(result) in (3, 4):
+        return "; return StepResult(observation, reward, done)"
+    if isinstance(result, str):
+        return "; return StepResult(observation)"
+    if isinstance(result, int | float):
+        return "; return StepResult(reward=REWARD, done=True)"
+    if result is None:
+        return "; each path through it must return one"
+    return ""
 
 
 def _flag(name: str, value: Any) -> bool:

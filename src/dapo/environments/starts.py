@@ -71,7 +71,10 @@ class EpisodeStarts:
                 f"returned a prompt, and none for the first {_FIRST} problems and {_SPREAD} others"
                 " at the start,"
             )
-        return f"reset {what} for problem {problem.id} and the same seed"
+        difference = f"reset {what} for problem {problem.id} and the same seed"
+        if data_problem is problem:
+            return difference
+        return f"{difference}; draw from the global `random` or a generator of `seed`"
 
     def _of_data(self, problem: Problem) -> Problem:
         prompt = self._prompts_of_data.get(_key(problem))
@@ -92,6 +95,11 @@ class EpisodeStarts:
                 results.append(problem)
                 continue
             if answer["prompt"] is None:
+                if is_begun_by_environment(problem):
+                    raise DataError(
+                        "reset returned no prompt, and the problems have none either; return the"
+                        " prompt from reset, or name problems in data.train"
+                    )
                 results.append(problem)
                 continue
             new = replace(problem, prompt=answer["prompt"])

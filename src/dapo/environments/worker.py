@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
+from dapo.core.loading import OUT_OF_MEMORY, Failure, place_of, try_call
 from dapo.environments.adapters import environment_maker
+from dapo.environments.adapters.tools import ToolEnvironment
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.processes.worker import Answer, run
 from dapo.rewards.verdicts import problem_of_frame
 
 _MAX_REASON_CHARS = 1000
+_WRONG_RESULT = (TypeError, ValueError, ArithmeticError)
 
 
 @dataclass
@@ -24,7 +26,9 @@ class _Episode:
     random_state: Any
     numpy_state: Any
 
-    def call(self, function: Callable[[], dict[str, Any]]) -> "dict[str, Any] | Failure":
+    def call(
+        self, function: "Callable[[], dict[str, Any] | Failure]"
+    ) -> "dict[str, Any] | Failure":
         random.setstate(self.random_state)
         np.random.set_state(self.numpy_state)
         result = try_call(function)
@@ -75,18 +79,45 @@ def _answer(
         if isinstance(game, Failure):
             return game
         episodes[name] = _Episode(game, random_state, numpy_state)
-        return episodes[name].call(lambda: {"prompt": prompt_to_json(game.reset(problem, seed))})
+        return episodes[name].call(lambda: _prompt(game, game.reset(problem, seed)))
     if message["call"] == "close" and name not in episodes:  # its constructor raised
         return {}
     episode = episodes[name]
     environment = episode.environment
     if message["call"] == "step":
-        return episode.call(lambda: result_to_json(environment.step(message["action"])))
+        return episode.call(
+            lambda: _result(environment, "step", environment.step(message["action"]))
+        )
     if message["call"] == "end":
         end = getattr(environment, "end", None) or StepResult
-        return episode.call(lambda: result_to_json(end()))
+        return episode.call(lambda: _result(environment, "end", end()))
     del episodes[name]
     return episode.call(episode.close)
+
+
+def _prompt(environment: Environment, prompt: Any) -> dict[str, Any] | Failure:
+    """Return what `reset` returned, or why it cannot be used, and where it is defined."""
+    try:
+        return {"prompt": prompt_to_json(prompt)}
+    except _WRONG_RESULT as error:
+        return Failure(f"{error}{place_of(_users_method(environment, 'reset'))}")
+
+
+def _result(environment: Environment, call: str, value: Any) -> dict[str, Any] | Failure:
+    """Return what a method returned, or why it cannot be used, and where it is defined."""
+    try:
+        return result_to_json(value)
+    except _WRONG_RESULT as error:
+        method = _users_method(environment, call)
+        name = getattr(method, "__name__", call)
+        return Failure(f"{name}: {error}{place_of(method)}")
+
+
+def _users_method(environment: Environment, call: str) -> object:
+    """Return the method that answers a call; that of the user, where an adapter stands before it."""
+    if isinstance(environment, ToolEnvironment):
+        return environment.method_of_state(call)
+    return getattr(environment, call, None)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from dapo.core.errors import EngineError
+from dapo.core.errors import DataError, EngineError
 from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
-from dapo.engines.engine import RolloutEngine, episode_problem
+from dapo.engines.engine import RolloutEngine, capabilities_of, episode_problem
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.rewards.combine import Judge
 from dapo.types import EpisodeText, Finish, GenerationRequest, Problem, Verdict
@@ -44,24 +44,49 @@ class Sampler(Protocol):
 class EngineSampler:
     """Samples from a rollout engine; a seed is a function of (run seed, problem, sample)."""
 
-    def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        encoder: Encoder,
+        plan: EvaluationPlan,
+        *,
+        positions: int | None = None,
+    ) -> None:
+        """Sample nothing yet.
+
+        Args:
+            engine: the engine, which may sample for others too, but not at the same time.
+            encoder: encodes the problems' prompts.
+            plan: the sampling settings.
+            positions: the tokens that the model can read, with which a response ends at the latest;
+                None: the plan's limit is known to fit.
+        """
         self.plan = plan
         self._engine = engine
         self._encoder = encoder
+        self._positions = positions
         self._pending: dict[str, tuple[int, int]] = {}
 
     def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
-        return EngineSampler(self._engine, self._encoder, plan)
+        return EngineSampler(self._engine, self._encoder, plan, positions=self._positions)
 
     def submit(self, index: int, problem: Problem) -> None:
-        """See Sampler."""
+        """See Sampler. Raises DataError if the prompt leaves no room for a response."""
         prompt_ids = self._encoder.encode(problem)
         plan = self.plan
+        limit = plan.max_response_tokens
+        if self._positions is not None:
+            limit = min(limit, self._positions - len(prompt_ids))
+        if limit < 1:
+            raise DataError(
+                f"a prompt of {len(prompt_ids):,} tokens fills the context of the model, which is"
+                f" {self._positions:,} tokens long; shorten it"
+            )
         requests = [
             GenerationRequest(
                 id=f"eval/{index}/{i}",
                 prompt_ids=prompt_ids,
-                max_new_tokens=plan.max_response_tokens,
+                max_new_tokens=limit,
                 temperature=plan.temperature,
                 top_p=plan.top_p,
                 seed=keyed_seed(plan.seed, "eval", problem.id, i),
@@ -95,6 +120,22 @@ class EngineSampler:
             )
             answers.append((index, i, response))
         return answers
+
+    def partial(self) -> list[tuple[int, int, Response]]:
+        """Return the responses in flight as far as they are sampled, without a finish.
+
+        Empty if the engine returns whole responses only.
+        """
+        partial = capabilities_of(self._engine).partial
+        if partial is None:
+            return []
+        responses = []
+        for name, ids in partial().items():
+            if name in self._pending:
+                index, i = self._pending[name]
+                text = self._encoder.decode(ids)
+                responses.append((index, i, Response(text, ids, len(ids), None)))
+        return responses
 
 
 def evaluate(

@@ -9,6 +9,7 @@ from math import comb
 from statistics import fmean
 from typing import Any
 
+from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
 from dapo.types import Finish, Problem
@@ -38,6 +39,22 @@ class EvaluationPlan:
     seed: int
     # RewardConfig.judging; empty if it is not known
     judged_by: Mapping[str, Any] = field(default_factory=dict)
+
+
+def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
+    """Make the plan by which held-out problems are sampled and judged."""
+    source = config.data.eval_source
+    assert source is not None
+    return EvaluationPlan(
+        name=source.label,
+        samples_per_problem=config.eval.samples_per_problem,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
+        stop_ids=stop_ids,
+        seed=config.train.seed,
+        judged_by=config.reward.judging,
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dapo.types import Finish, Message, Problem
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable with the server's key
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
 _POLL_S = 0.2
-_SEED_BITS = 31
+SEED_BITS = 31
 
 
 class ServerSampler:
@@ -55,20 +55,14 @@ class ServerSampler:
         self.plan = plan
         self._to_messages = to_messages
         self._concurrency = concurrency
-        try:
-            key = os.environ.get(API_KEY_VARIABLE)
-            self._chat = ChatClient(
-                url,
-                model,
-                api_key=key,
-                timeout_s=timeout_s,
-                retries=retries,
-                backoff_s=backoff_s,
-                connections=concurrency,
-            )
-        except DataError as error:
-            raise ConfigError(f"--server: {error}") from None
-        self._require_model(url, model)
+        self._chat = open_client(
+            url,
+            model,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
+            connections=concurrency,
+        )
         self._results: queue.SimpleQueue[tuple[int, int, Response]] = queue.SimpleQueue()
         self._tasks: queue.SimpleQueue[tuple[int, int, dict[str, Any], int] | None] = (
             queue.SimpleQueue()
@@ -87,7 +81,7 @@ class ServerSampler:
             prompt = {"messages": [dict(message) for message in conversation]}
         for i in range(self.plan.samples_per_problem):
             # some servers take a seed as a signed number of 32 bits
-            seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
+            seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << SEED_BITS)
             self._tasks.put((index, i, prompt, seed))
 
     def poll(self) -> list[tuple[int, int, Response]]:
@@ -135,19 +129,34 @@ class ServerSampler:
             return _failed_response(f"the response ended by {completion.finish!r}")
         return Response(completion.text, (), completion.tokens, _FINISHES[completion.finish])
 
-    def _require_model(self, url: str, model: str) -> None:
-        """Raise ConfigError unless the server answers and has the model, as far as it tells."""
-        try:
-            served = self._chat.models()
-        except ServerFailed as error:
-            advice = "expected the URL of a running server, such as http://localhost:8000/v1"
-            raise ConfigError(f"--server {error}; {advice}") from None
-        except ServerRefused as error:
-            advice = f"set its key in the environment variable {API_KEY_VARIABLE}"
-            raise ConfigError(f"--server {error}; {advice}") from None
-        # not every server lists its models; an unknown one shows with the first answer
-        if served is not None and model not in served:
-            raise ConfigError(f"--server {url} has no model {model!r}; it has {', '.join(served)}")
+
+def open_client(url: str, model: str, **limits: Any) -> ChatClient:
+    """Return a client of a served model, with the key of API_KEY_VARIABLE.
+
+    Args:
+        url: the server's address up to and including the version: `http://localhost:8000/v1`.
+        model: the model's name at the server.
+        limits: the numbers of ChatClient, such as `timeout_s`.
+
+    Raises:
+        ConfigError: the server cannot be reached or does not serve the model, as far as it tells.
+    """
+    try:
+        client = ChatClient(url, model, api_key=os.environ.get(API_KEY_VARIABLE), **limits)
+    except DataError as error:
+        raise ConfigError(f"--server: {error}") from None
+    try:
+        served = client.models()
+    except ServerFailed as error:
+        advice = "expected the URL of a running server, such as http://localhost:8000/v1"
+        raise ConfigError(f"--server {error}; {advice}") from None
+    except ServerRefused as error:
+        advice = f"set its key in the environment variable {API_KEY_VARIABLE}"
+        raise ConfigError(f"--server {error}; {advice}") from None
+    # not every server lists its models; an unknown one shows with the first answer
+    if served is not None and model not in served:
+        raise ConfigError(f"--server {url} has no model {model!r}; it has {', '.join(served)}")
+    return client
 
 
 def _failed_response(reason: str) -> Response:

@@ -20,7 +20,6 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from dapo.core.errors import ConfigError
 from dapo.core.loading import quiet_hub
 from dapo.types import WeightLayout
 
@@ -143,15 +142,6 @@ def appearing_directory(out: Path) -> Iterator[Path]:
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def require_new(out: Path) -> None:
-    """Raise ConfigError unless `out` is absent or an empty directory."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out} already exists and is not an empty directory; choose another place for the"
-            " model"
-        )
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 
 from dapo.config import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.model_files import require_new_folder
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.hf_io import (
     NamedWeights,
     appearing_directory,
     layout_of,
-    require_new,
     tied_names,
     write_tensors,
 )
@@ -170,7 +170,7 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
     """
     out = Path(out_dir)
     saved = SavedWeights(directory)
-    require_new(out)
+    require_new_folder(out)
     if saved.lora is None:
         raise ConfigError(
             f"{directory} holds all weights, not an adapter: model.lora was not set; leave out"

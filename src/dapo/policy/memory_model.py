@@ -11,6 +11,7 @@ import torch
 
 from dapo.config import Config, GpuShares
 from dapo.config.data_spec import kinds
+from dapo.config.lengths import lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
@@ -381,6 +382,8 @@ def _ways_out(memory: TrainerMemory, recompute: bool) -> Iterator[str]:
         yield (
             "raise distributed.trainer_ranks where there are more GPUs, train adapters (model.lora)"
         )
-    yield "lower rollout.max_response_tokens or data.max_prompt_tokens"
+    config = memory.config
+    limits = (config.rollout.max_response_tokens, config.data.max_prompt_tokens)
+    yield lower_lengths(config, *limits)
     if memory.config.train.microbatch_tokens is not None:
         yield "lower train.microbatch_tokens"

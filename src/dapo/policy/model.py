@@ -1,7 +1,6 @@
 """Loads language models with tokenizer and end tokens, and exports Hugging Face directories."""
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -28,20 +27,17 @@ from dapo.config import Config
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.memory import explain_out_of_memory
-from dapo.core.model_files import WEIGHT_FILES, pickled_only, unusable_weights
+from dapo.core.model_files import pickled_only, require_model_files, require_new_folder
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import (
     StoredWeights,
     find_stored_weights,
     layout_of,
     quiet_transformers,
-    require_new,
     tied_names,
     write_model_directory,
 )
 from dapo.types import WeightLayout
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -324,7 +320,7 @@ def export_model(
     empty, and ValueError if the names are not those of the model.
     """
     out = Path(out_dir)
-    require_new(out)
+    require_new_folder(out)
     weights = dict(tensors)
     names = dict(source.model.named_parameters()).keys()
     tied = tied_names(source.model).keys()
@@ -404,25 +400,4 @@ def _resolve(name: str) -> str | Path:
     """
     if name == "smollm2-135m-instruct":
         name = str(smollm2_directory())
-    path = Path(name).expanduser()
-    if (reason := unusable_weights(name)) is not None:
-        raise ConfigError(f"model {name!r} {reason}")
-    if not path.exists():
-        if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
-            raise ConfigError(f"model {name!r}: there is no such directory")
-        return name
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"model {name!r} is not a Hugging Face model directory: it has no config.json"
-        )
-    try:
-        json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"model {name!r}: its config.json is not JSON: {error}") from None
-    for kind, patterns in (("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
-        if not any(file for pattern in patterns for file in path.glob(pattern)):
-            raise ConfigError(
-                f"model {name!r} has no {kind}: expected one of {', '.join(patterns)} in the"
-                " directory"
-            )
-    return path
+    return require_model_files(name)

@@ -54,6 +54,7 @@ class CheckResult:
     """The verdict on one response."""
 
     name: str  # A description of the response
+    response: str
     verdict: Verdict
     seconds: float
     issues: tuple[Issue, ...] = ()
@@ -152,7 +153,8 @@ def _judge(
 ) -> CheckResult:
     began = time.perf_counter()
     (verdict,) = judge.submit(problem, [response], [()]).result()
-    return CheckResult(name, verdict, time.perf_counter() - began, reference=reference)
+    seconds = time.perf_counter() - began
+    return CheckResult(name, response, verdict, seconds, reference=reference)
 
 
 def _issues(check: CheckResult, again: Verdict, false_positive_score: float) -> tuple[Issue, ...]:

@@ -3,7 +3,9 @@ verifiers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +26,8 @@ from dapo.rewards.verifiers.function import (
 )
 from dapo.types import EpisodeText, Problem, Verdict
 
+_COPIED = re.compile(r"^reward_[0-9a-f]{8}:")
+"""The module of a function that was copied into the run (`api/code_writer.py`)."""
 NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
 Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
 
@@ -111,18 +115,42 @@ class RewardSpec:
             return error_verdict(
                 f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
             )
-        decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
+        decided = {
+            name: verdict.correct
+            for name, verdict in applied.items()
+            if verdict.correct is not None
+        }
         reaches_threshold = None if self.threshold is None else score >= self.threshold
         answer = next(
             (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
         )
-        components = {name: o.score for name, o in applied.items()} if len(self.weights) > 1 else {}
+        are_several = len(self.weights) > 1
+        components = {}
+        if are_several:
+            labels = component_labels(self.weights)
+            components = {labels[name]: verdict.score for name, verdict in applied.items()}
         return Verdict(
-            all(decided) if decided else reaches_threshold,
+            all(decided.values()) if decided else reaches_threshold,
             score,
             answer=answer,
             components=components,
+            deciders=tuple(decided) if are_several else (),
         )
+
+
+def component_labels(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of components, in metrics and tables, by those of their verifiers.
+
+    A function that was copied into the run has its own name, without its module's checksum, which
+    changes with its code; two of one name keep their modules.
+
+    Example:
+        >>> component_labels(["math", "reward_13f1aaba:has_digit"])
+        {'math': 'math', 'reward_13f1aaba:has_digit': 'has_digit'}
+    """
+    short_names = {name: _COPIED.sub("", name) for name in names}
+    counts = Counter(short_names.values())
+    return {name: short if counts[short] == 1 else name for name, short in short_names.items()}
 
 
 class CombinedVerifier:

@@ -419,7 +419,7 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """Print the report at the end of a run: accuracies, responses to the same problems, files.
+    """Print the report at the end of a run: accuracies, responses to the same problems, commands.
 
     Args:
         console: prints the report.

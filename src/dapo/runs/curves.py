@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
+from dapo.core.text import shorten
+from dapo.runs.directory import RunDirectory
+from dapo.runs.manifest import FREE_OPTIONS
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.outcomes import OUTCOMES
 from dapo.runs.panels import (
@@ -24,6 +28,7 @@ from dapo.runs.panels import (
     smoothed,
     smoothing_window,
 )
+from dapo.runs.stored_config import changed_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,19 +50,60 @@ LABEL_DISTANCE = 0.12
 """Distance of a vertical axis label from its panel in panel widths, with space for five digits."""
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
 """Margins of the panels about predictions."""
+MAX_LABELS = 3
+MAX_VALUE_CHARS = 24
+"""Bounds of the label of a mark: its options, and the characters of a value."""
 SKIPPED = "rollout/problems_skipped"
 DECIDED_COUNTS = tuple(
     f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted", "stale")
 )
 
 
-def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
+@dataclass(frozen=True)
+class Mark:
+    """A change of options by a resume, which a vertical line shows.
+
+    Example: Mark(35, "reward changed", is_of_reward=True)
+    """
+
+    after_step: int
+    label: str
+    is_of_reward: bool  # evaluations before and after it are not comparable
+
+
+def marks_of(run: RunDirectory) -> list[Mark]:
+    """Return the changes of options that change a step, in the order of steps."""
+    marks = []
+    for step, options in changed_values(run).items():
+        names = [name for name in options if not name.startswith(FREE_OPTIONS)]
+        rewards = [name for name in names if name.startswith("reward.")]
+        others = [name for name in names if name not in rewards]
+        labels = ["reward changed"] if rewards else []
+        labels += [f"{name}={_short(options[name])}" for name in others]
+        if len(labels) > MAX_LABELS:
+            labels = [*labels[: MAX_LABELS - 1], f"{len(labels) - MAX_LABELS + 1} more options"]
+        if labels:
+            marks.append(Mark(step, ", ".join(labels), bool(rewards)))
+    return marks
+
+
+def _short(value: Any) -> str:
+    return shorten(str(value), MAX_VALUE_CHARS, keep="ends")
+
+
+def plot_curves(
+    metrics_jsonl: str | Path,
+    out_png: str | Path,
+    *,
+    title: str = "",
+    marks: Sequence[Mark] = (),
+) -> None:
     """Plot the curves of a run into a PNG file (see `curves_figure`).
 
     Raises:
         DataError: the metrics hold no steps.
     """
-    save_figure(curves_figure(metrics_jsonl, title=title), Path(out_png))
+    save_figure(curves_figure(metrics_jsonl, title=title, marks=marks), Path(out_png))
 
 
 def new_figure(width: float, height: float, title: str, **layout: Any) -> "Figure":
@@ -87,8 +133,10 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
-    """Plot the panels of `panels_of`.
+def curves_figure(
+    metrics_jsonl: str | Path, *, title: str = "", marks: Sequence[Mark] = ()
+) -> "Figure":
+    """Plot the panels of `panels_of`, with a vertical line at each of the `marks`.
 
     With `dynamic_sampling.predict` two more show the skipped problems and the calibration of
     predictions.
@@ -105,8 +153,10 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     if has_predictions:
         parts = figure.subfigures(1, 2, width_ratios=(3, 1))
     grid = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
+    ends = [mark.after_step for mark in marks if mark.is_of_reward]
     for axes, panel in zip(grid.flatten(), panels_of(records), strict=True):
-        _draw(axes, panel, records)
+        _draw(axes, panel, records, ends=ends)
+        _draw_marks(axes, marks, has_labels=axes is grid[0, 0])
     for axes in grid[1]:
         axes.set_xlabel("training step", color=INK)
     if has_predictions:
@@ -117,14 +167,42 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", panel: Panel, records: Sequence[Record], *, width: float = 2.0) -> None:
-    """Draw the series of a panel."""
+def _draw_marks(axes: "Axes", marks: Sequence[Mark], *, has_labels: bool) -> None:
+    """Draw vertical lines between the last step of the old options and the next one."""
+    for mark in marks:
+        x = mark.after_step + 0.5
+        axes.axvline(x, color=INK, linewidth=0.8, linestyle=":", zorder=3)
+        if not has_labels:
+            continue
+        axes.annotate(
+            plain_text(mark.label),
+            (x, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(-2, -3),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="top",
+            color=INK,
+            fontsize=7,
+        )
+
+
+def _draw(
+    axes: "Axes",
+    panel: Panel,
+    records: Sequence[Record],
+    *,
+    width: float = 2.0,
+    ends: Sequence[int] = (),
+) -> None:
+    """Draw the series of a panel; no line joins the evaluations on two sides of a step of `ends`."""
     frame(axes, title=panel.title, unit=panel.unit)
     for series in panel.series:
         if series.data is None:
             _curve(axes, records, series, width)
         else:
-            _evaluation(axes, records, series)
+            _evaluation(axes, records, series, ends)
     if panel.begins_at_zero:
         axes.set_ylim(bottom=0)
     if panel.top is not None:
@@ -150,9 +228,11 @@ def _colour_label(axes: "Axes", panel: Panel) -> None:
         axes.yaxis.label.set_color(series.colour)
 
 
-def _evaluation(axes: "Axes", records: Sequence[Record], series: Series) -> None:
+def _evaluation(
+    axes: "Axes", records: Sequence[Record], series: Series, ends: Sequence[int]
+) -> None:
     """Draw the accuracy of a data set with its 95 % intervals, where the metrics have them."""
-    steps, accuracy = points_of(records, series.metric, series.scale)
+    steps, accuracy = _with_gaps(*points_of(records, series.metric, series.scale), ends)
     low = _values_by_step(records, f"eval/{series.data}/low", series.scale)
     high = _values_by_step(records, f"eval/{series.data}/high", series.scale)
     label = plain_text(series.label)
@@ -187,7 +267,16 @@ def _evaluation(axes: "Axes", records: Sequence[Record], series: Series) -> None
     )
 
 
-def _values_by_step(records: Sequence[Record], metric: str, scale: float) -> dict[int, float]:
+def _with_gaps(
+    steps: Sequence[float], values: Sequence[float], ends: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Return the points of a line with a gap behind each step of `ends`."""
+    points = [*zip(steps, values, strict=True), *((end + 0.5, nan) for end in ends)]
+    points.sort(key=lambda point: point[0])
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _values_by_step(records: Sequence[Record], metric: str, scale: float) -> dict[float, float]:
     steps, values = points_of(records, metric, scale)
     return dict(zip(steps, values, strict=True))
 

@@ -210,7 +210,7 @@ def _show(value: Any) -> str:
 
 PROVENANCE_FILE = "provenance.json"
 
-_FREE_OPTIONS = (
+FREE_OPTIONS = (
     "train.num_steps",
     "train.token_budget",
     "train.save_every",
@@ -242,7 +242,7 @@ def provenance(
     options = flat_options(config)
     layers = "compiled" if cpu_kernels.is_compiled() else "not compiled"
     fixed_options = {
-        name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)
+        name: value for name, value in options.items() if not name.startswith(FREE_OPTIONS)
     }
     if config.decays_lr:
         fixed_options[_END_OF_DECAY] = config.train.num_steps

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from dapo.core.loading import describe
 from dapo.core.secrets import mask_text
-from dapo.runs.sinks import Metrics, Sink
+from dapo.runs.sinks import EndingSink, Metrics, Sink
 
 OpenSink: TypeAlias = Callable[[int], Sink]
 """Opens a tracker whose first values will be those of this step."""
@@ -90,6 +90,7 @@ class OptionalSink:
             queue.SimpleQueue()
         )
         self._interrupt: KeyboardInterrupt | None = None
+        self._state: str | None = None  # of the run at its end
         self._unfinished: threading.Event | None = None
         self._has_opened = False
         self._is_slow = False
@@ -103,6 +104,9 @@ class OptionalSink:
         if self._is_slow:
             limit_s = min(limit_s, _SLOW_S)
         self._call(self._deliver, limit_s, doing="log")
+
+    def end(self, state: str) -> None:
+        self._state = state
 
     def close(self) -> None:
         """Try once more to deliver stored entries, close the tracker, and warn of lost steps."""
@@ -190,6 +194,8 @@ class OptionalSink:
         if sink is None:
             return
         try:
+            if self._state is not None and isinstance(sink, EndingSink):
+                sink.end(self._state)
             sink.close()
         except BaseException as error:
             self._fail("finish", error)

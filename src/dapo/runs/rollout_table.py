@@ -28,7 +28,8 @@ from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
 
-_FIELD_CHARS = 200
+_FIELD_CHARS = 1000
+"""The longest JSON of a problem's column that each of its responses repeats."""
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
 
 
@@ -48,7 +49,7 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("prompt", pa.string()),  # the text that the model read
         _required("response", pa.string()),
         _required("answer", pa.string()),
-        # the problem's other short columns as JSON; null without any
+        # the problem's other columns as JSON, without long values; null without any
         pa.field("fields", pa.string()),
         pa.field("correct", pa.bool_()),  # null: the verifier gives only a score, or no verdict
         pa.field("score", pa.float64()),  # null: no verdict
@@ -341,7 +342,7 @@ def rows_of(column: pa.ListArray) -> list[NDArray[Any]]:
 
 
 def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:
-    """Format the columns of a problem that are numbers or short texts as JSON; None without any.
+    """Format the columns of a problem as JSON, without long values; None without any.
 
     Args:
         fields: the columns of the problem.
@@ -351,9 +352,13 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     for name, value in fields.items():
         # JSON has no dates
         plain = as_text(value) if is_kept(value) else value
-        is_number = isinstance(plain, bool | int | float)
-        is_short = isinstance(plain, str) and len(plain) <= _FIELD_CHARS
-        if is_number or (is_short and plain not in known):
+        if plain is None or (isinstance(plain, str) and plain in known):
+            continue
+        try:
+            is_short = len(json.dumps(plain, ensure_ascii=False)) <= _FIELD_CHARS
+        except (TypeError, ValueError):  # of a type that JSON has not
+            continue
+        if is_short:
             columns[name] = plain
     return json.dumps(columns) if columns else None
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,8 @@ from dapo.runs.stored_config import option_changes
 from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
-"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`:
-an error.
+"""`running`: a process holds the run's lock; `stopped`: a signal, a kill or a callback has ended it;
+`failed`: an error.
 """
 _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
@@ -39,12 +40,22 @@ class RunProgress:
     """An estimate from the latest steps; None if the run is not running, or has finished no step.
     """
 
+    @property
+    def stop_reason(self) -> str | None:
+        """The signal that has ended a stopped run, or what its callback said; None: no reason."""
+        if self.state != "stopped" or self.exit_reason is None:
+            return None
+        return self.exit_reason.partition(": ")[2]
+
 
 @dataclass(frozen=True)
 class RunStatus(RunProgress):
     """The status of a run."""
 
     run: str  # the run directory
+    model: str | None  # name of the model; None if config.yaml does not name one
+    started: str | None  # the time of its start, ISO 8601 in UTC
+    updated: str | None  # the time at which its newest metrics were written, or of its start
     seconds_since_step: float | None  # seconds since a running run last wrote metrics
     metrics: dict[str, float | None]  # metrics of the newest step, without evaluations
     evaluations: dict[str, dict[str, float | None]]
@@ -87,7 +98,7 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
         return RunProgress("stopped", None, None, step, configured_steps, None)
     reason = str(summary.get("exit_reason"))
     num_steps = summary.get("num_steps") or configured_steps
-    return RunProgress(_end_state(reason), None, reason, step, num_steps, None)
+    return RunProgress(end_state(reason), None, reason, step, num_steps, None)
 
 
 def run_status(path: str | Path) -> RunStatus:
@@ -99,16 +110,20 @@ def run_status(path: str | Path) -> RunStatus:
         ConfigError: config.yaml is damaged.
     """
     run = RunDirectory.open(path)
-    read_manifest(run)
+    manifest = read_manifest(run)
+    started = manifest.get("started")
     with damage_of(path):
-        return _read_status(run)
+        return _read_status(run, started if isinstance(started, str) else None)
 
 
-def _read_status(run: RunDirectory) -> RunStatus:
+def _read_status(run: RunDirectory, started: str | None) -> RunStatus:
     """Read all files of a run that tell of its status."""
     records = []
+    updated = started
     if run.metrics.exists():
         records = read_metrics(run.metrics)
+        written_at = datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC)
+        updated = written_at.isoformat(timespec="seconds")
     progress = run_progress(run, records)
     steps = _training_steps(records)
     is_live = progress.state == "running"
@@ -126,6 +141,9 @@ def _read_status(run: RunDirectory) -> RunStatus:
     fork = Fork.of(run)
     return RunStatus(
         run=str(run.path),
+        model=_model_name(run),
+        started=started,
+        updated=updated,
         **asdict(progress),
         seconds_since_step=seconds_since_step,
         metrics=metrics,
@@ -148,13 +166,13 @@ def _is_of_training(name: str) -> bool:
     return name != "step" and not name.startswith("eval/")
 
 
-def _end_state(reason: str) -> State:
+def end_state(reason: str) -> State:
     """Return the state of a run that has ended for this reason."""
     match reason:
         case "finished" | "solved":
             return reason
         case _:
-            return "stopped" if reason.startswith("interrupted") else "failed"
+            return "stopped" if reason.startswith(("interrupted:", "stopped:")) else "failed"
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
@@ -176,6 +194,12 @@ def _configured(run: RunDirectory) -> TrainConfig | None:
         return build_config(options).train
     except ConfigError:  # of another version
         return None
+
+
+def _model_name(run: RunDirectory) -> str | None:
+    model = read_options(run.config).get("model")
+    name = model.get("name") if isinstance(model, Mapping) else model
+    return None if name is None else str(name)
 
 
 def _seconds_left(

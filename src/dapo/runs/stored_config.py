@@ -1,5 +1,7 @@
 """Loads the options of an existing run, and finds its data and modules. Imports no torch."""
 
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,9 +11,10 @@ from typing import Any
 
 from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import FileSource, parse_spec, paths_in
-from dapo.config.load import override, read_options
+from dapo.config.load import override, override_values, read_options, without_repeats
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
+from dapo.core.files import read_json
 from dapo.core.loading import add_code_folder
 from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
@@ -22,6 +25,7 @@ CODE_FOLDER = "code"
 """Folder of a run directory with the modules of a run that was started from Python."""
 DATA_FOLDER = "data"
 """Folder of a run directory with the rows of such a run."""
+_SETTING = re.compile(r"[a-z_][\w.]*=")
 OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
@@ -112,6 +116,51 @@ def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
         tables.append(dict(flatten(options)))
     changes = zip(earlier, pairwise(tables), strict=True)
     return [{"after_step": step, "options": differing(pair)} for step, pair in changes]
+
+
+def changed_values(run: RunDirectory) -> dict[int, dict[str, Any]]:
+    """Return the options that resumes changed as overrides, by the last step before the change.
+
+    Example: {10: {"optim.lr": 2e-06}}
+    """
+    earlier = run.earlier_configs()
+    files = [*earlier.values(), run.config]
+    tables = [override_values(mask_options(read_options(path))) for path in files]
+    changes = {}
+    for step, (old, new) in zip(earlier, pairwise(tables), strict=True):
+        changes[step] = {name: new[name] for name in new if old.get(name) != new[name]}
+    return changes
+
+
+def command_of(run: RunDirectory) -> tuple[list[str], list[str]]:
+    """Return the words of the command that makes a run with the newest options, and the resumes.
+
+    Each resume that changed an option is a command with the last step before it.
+    """
+    words = list(read_json(run.manifest)["command"])
+    changes = changed_values(run)
+    resumes = []
+    newest: dict[str, Any] = {}
+    for step, values in changes.items():
+        newest |= values
+        overrides = [override(name, value) for name, value in values.items()]
+        resume = shlex.join(["dapo", "resume", str(run.path), *overrides])
+        resumes.append(f"after step {step}: {resume}")
+    if newest and words[1:2] == ["train"]:
+        words = with_overrides(words, [override(name, value) for name, value in newest.items()])
+    return words, resumes
+
+
+def with_overrides(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the words of a command in which overrides replace those of the same options."""
+    settings: list[str] = []
+    others: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        is_setting = _SETTING.match(word) and not before.startswith("-")
+        (settings if is_setting else others).append(word)
+    # before the flags, which stand at the end
+    flags = next((i for i, word in enumerate(others) if word.startswith("-")), len(others))
+    return [*others[:flags], *without_repeats([*settings, *overrides]), *others[flags:]]
 
 
 def trust_module_folders(path: str | Path) -> None:

@@ -5,11 +5,11 @@ verifier errors.
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from dapo.algo.sampling import ScoreThresholds, is_informative
-from dapo.core.errors import RewardError, VerifierFailed
+from dapo.core.errors import EnvironmentFailed, RewardError, VerifierFailed
 from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
@@ -111,6 +111,7 @@ FIRST_RESPONSES = 32  # the fewest first responses that stop a run if none of th
 # fraction of error verdicts among the last WINDOW responses above which a run stops
 MAX_ERROR_RATE = 0.5
 _CAUSES = 3
+_OF_ENVIRONMENT = "environment: "
 _SHOWN_CHARS = 200
 # the quoted texts and numbers in which errors of one cause differ
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
@@ -132,18 +133,21 @@ class RollingErrorRate:
         Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or when
         all first responses are errors.
         """
-        for response, verdict in zip(responses, verdicts, strict=True):
-            excerpt = repr(response[:_SHOWN_CHARS])
-            self._last.append(
-                None if verdict.error is None else (verdict.error, problem_id, excerpt)
-            )
+        self._last.extend(_entries(problem_id, responses, verdicts))
         errors = [entry for entry in self._last if entry is not None]
         is_full = len(self._last) == WINDOW
         none_has_a_verdict = len(errors) == len(self._last) >= FIRST_RESPONSES
         if (is_full and len(errors) > self._max_rate * WINDOW) or (
             none_has_a_verdict and self._max_rate < 1
         ):
-            raise VerifierFailed(self._explain(errors))
+            if none_has_a_verdict:
+                summary = f"none of the {len(errors)} responses judged last has a verdict"
+            else:
+                summary = (
+                    f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more"
+                    f" than the {self._max_rate:.0%} that a run accepts"
+                )
+            raise failure_of(errors, summary, self._reward_test)
 
     def state(self) -> list[Any]:
         """Return the window as JSON values."""
@@ -153,23 +157,47 @@ class RollingErrorRate:
         """Continue with a saved window."""
         self._last = deque((entry and tuple(entry) for entry in state), maxlen=WINDOW)
 
-    def _explain(self, errors: Sequence[tuple[str, str, str]]) -> str:
-        by_cause: dict[str, list[tuple[str, str, str]]] = {}
-        for entry in errors:
-            by_cause.setdefault(_PARTICULAR.sub("", entry[0]), []).append(entry)
-        counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(
-            _CAUSES
-        )
-        message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
-        _, problem, response = by_cause[counts[0][0]][-1]
-        if len(errors) == len(self._last):
-            summary = f"none of the {len(errors)} responses judged last has a verdict"
-        else:
-            summary = (
-                f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than"
-                f" the {self._max_rate:.0%} that a run accepts"
-            )
-        return (
-            f"{summary}. {message}. For example problem {problem}, response {response}.\nCorrect"
-            f" the verifier or the references ({self._reward_test} shows its verdicts), and continue"
-        )
+
+def _entries(
+    problem_id: str, responses: Sequence[str], verdicts: Sequence[Verdict]
+) -> Iterator[_Entry]:
+    for response, verdict in zip(responses, verdicts, strict=True):
+        excerpt = repr(response[:_SHOWN_CHARS])
+        yield None if verdict.error is None else (verdict.error, problem_id, excerpt)
+
+
+def errors_of(group: Group) -> list[tuple[str, str, str]]:
+    """Return error, problem and response of each response of a group without a verdict."""
+    texts = group.texts or [""] * len(group.verdicts)
+    entries = _entries(group.problem.id, texts, group.verdicts)
+    return [entry for entry in entries if entry is not None]
+
+
+def failure_of(
+    errors: Sequence[tuple[str, str, str]], summary: str, reward_test: str
+) -> VerifierFailed:
+    """Return the error about responses without a verdict, with their most frequent causes.
+
+    Args:
+        errors: the error, problem and response of each.
+        summary: the beginning of the message.
+        reward_test: the command that tests the run's reward.
+    """
+    by_cause: dict[str, list[tuple[str, str, str]]] = {}
+    for entry in errors:
+        by_cause.setdefault(_PARTICULAR.sub("", entry[0]), []).append(entry)
+    counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(
+        _CAUSES
+    )
+    message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
+    most_frequent, problem, response = by_cause[counts[0][0]][-1]
+    text = f"{summary}. {message}. For example problem {problem}, response {response}."
+    if most_frequent.startswith(_OF_ENVIRONMENT):
+        test = reward_test
+        if reward_test.startswith("dapo test") and "--data" not in reward_test:
+            test = reward_test.removesuffix(" --reward") + " --environment"
+        return EnvironmentFailed(f"{text}\nCorrect the environment ({test} plays it), and continue")
+    return VerifierFailed(
+        f"{text}\nCorrect the verifier or the references ({reward_test} shows its verdicts), and"
+        " continue"
+    )

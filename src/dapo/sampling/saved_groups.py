@@ -373,12 +373,14 @@ def _logprobs(row: NDArray[Any]) -> "array[float]":
 
 
 def _judged(text: str, v: Verdict) -> str:
-    return json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)])
+    values = [text, v.correct, v.score, v.error, v.answer, dict(v.components)]
+    return json.dumps([*values, v.deciders] if v.deciders else values)
 
 
 def _verdict(judged: Sequence[Any]) -> Verdict:
-    _, correct, score, error, answer, components = judged
-    return Verdict(correct, score, error, answer=answer, components=components)
+    _, correct, score, error, answer, components, *more = judged
+    deciders = tuple(more[0]) if more else ()
+    return Verdict(correct, score, error, answer=answer, components=components, deciders=deciders)
 
 
 def _text(judged: Sequence[Any], generation: Generation) -> str:

@@ -23,7 +23,7 @@ from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine, SuspendableEngine
-from dapo.evaluation.scores import EvaluationPlan
+from dapo.evaluation.scores import evaluation_plan
 from dapo.libs.vllm_weights import WeightSender, WeightTransfer
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
@@ -33,6 +33,7 @@ from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.optional_sink import OpenSink, OptionalSink
 from dapo.runs.sinks import (
     Display,
+    MlflowSink,
     Sink,
     TensorBoardSink,
     Tracker,
@@ -249,10 +250,12 @@ def build_sinks(
     """
     options = config.model_dump(mode="json")
     project = os.environ.get("WANDB_PROJECT") or "dapo"
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or project
     openers: dict[str, OpenSink] = {
         "tensorboard": lambda step: TensorBoardSink(run.path / "tensorboard", first_step=step),
         "wandb": lambda step: WandbSink(project, run.path.name, options, run.path),
         "trackio": lambda step: TrackioSink(project, run.path.name, options),
+        "mlflow": lambda step: MlflowSink(experiment, run.path.name, options, run.path),
     }
     for name in config.log.sinks:
         require_tracker(name)
@@ -260,22 +263,6 @@ def build_sinks(
         OptionalSink(name, openers[name], warn, first_step=first_step) for name in config.log.sinks
     ]
     return [JsonlSink(run.metrics), *trackers]
-
-
-def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
-    """Make the plan by which held-out problems are sampled and judged."""
-    source = config.data.eval_source
-    assert source is not None
-    return EvaluationPlan(
-        name=source.label,
-        samples_per_problem=config.eval.samples_per_problem,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
-        stop_ids=stop_ids,
-        seed=config.train.seed,
-        judged_by=config.reward.judging,
-    )
 
 
 @contextmanager

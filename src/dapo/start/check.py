@@ -1,8 +1,9 @@
-"""The first step of a start: checks the options and loads the user's code, without torch and in
-about a second.
+"""The first step of a start: checks the options, loads the user's code and reads the data, without
+torch and in about a second.
 """
 
 import os
+import pkgutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,14 +15,19 @@ from dapo.config.data_spec import kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
-from dapo.core.loading import load_callable, require_package
+from dapo.core.loading import load_callable, module_file, require_package
+from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
+from dapo.data.demonstrations import load_demonstrations
+from dapo.data.problems import remove_overlap
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.pool import VerifierPool
-from dapo.types import Group
+from dapo.runs.directory import RunDirectory
+from dapo.start.rows import RunData, distinct, load_rows
+from dapo.types import Group, Problem
 
 if TYPE_CHECKING:
     from dapo.policy.custom_loss import CustomLoss
@@ -57,7 +63,9 @@ class Checked:
 
 
 @contextmanager
-def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> Iterator[Checked]:
+def check(
+    config: Config, *, training: bool = True, elsewhere: bool = False, starts: bool = True
+) -> Iterator[Checked]:
     """Check all that needs neither torch nor the data, and load the user's code.
 
     The processes of verifiers and environment end with the block. Raises ConfigError if a package,
@@ -68,13 +76,17 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
         config: The options.
         training: False for an evaluation, which needs only verifiers and environment.
         elsewhere: The run is for another machine, so packages and models may be missing here.
+        starts: False to describe a run, which reports a missing engine, and needs no model's files.
     """
     functions = UserCode()
     if training:
         _require_environment(config)
         if not elsewhere:
             _require_packages(config)
-            _require_model(config.model.name)
+            require_model(config.model.name, on_hub=starts)
+            _require_teacher(config, on_hub=starts)
+            if starts:
+                _require_engine(config)
         functions = load_functions(config)
     time = config.data.template_time
     config = resolve_auto_verifier(config).at_time(time)
@@ -86,6 +98,33 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
     ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
         yield Checked(config, code)
+
+
+def read_data(checked: Checked, *, training: bool = True) -> RunData:
+    """Read training problems or demonstrations, and held-out problems, which are never trained on.
+
+    For an evaluation (`training` is False) only held-out problems are read. Raises DataError for a
+    file or a column that is missing, and RewardError if the reward can judge no row.
+    """
+    config = checked.config
+    columns = checked.code.needed_columns
+    problems = list[Problem]()
+    notes = list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, columns, "train")
+    held_out = list[Problem]()
+    copies = 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config.data, config.reward, columns, "eval")
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
+    if removed:
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    return RunData(problems, held_out, notes, copies)
 
 
 @contextmanager
@@ -134,10 +173,13 @@ def load_functions(config: Config) -> UserCode:
     if name is not None:
         keep_group = load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
     loss = None
-    if config.loss.function is not None:
+    name = config.loss.function
+    if name is not None:
+        if module_file(name.partition(":")[0]) is None:
+            load_callable(name, error=ConfigError, option="loss.function=")  # raises, without torch
         from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
 
-        loss = load_loss(config.loss.function)
+        loss = load_loss(name)
     return UserCode(keep_group=keep_group, loss=loss)
 
 
@@ -168,13 +210,36 @@ def _require_packages(config: Config) -> None:
         require_package(package, purpose=option, error=ConfigError)
 
 
-def _require_model(name: str) -> None:
-    """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
-    path = Path(name).expanduser()
-    if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
+def _require_engine(config: Config) -> None:
+    """Raise ConfigError if the package of the engine is missing."""
+    require = config.rollout.engine_kind.require_package
+    if require is not None:
+        pkgutil.resolve_name(require)(config)
+
+
+def _require_teacher(config: Config, *, on_hub: bool) -> None:
+    """Raise ConfigError if the model of `loss.reference.model` is missing."""
+    if config.loss.teacher is None or config.loss.server is not None:
         return
-    if path.is_absolute() or name.startswith(".") or "/" in name:
-        raise ConfigError(f"model {name!r}: there is no such directory")
+    try:
+        require_model(config.loss.teacher, on_hub=on_hub)
+    except ConfigError as error:
+        raise ConfigError(f"loss.reference.model: {error}") from None
+
+
+def require_model(name: str, *, on_hub: bool = True) -> None:
+    """Raise ConfigError if a name is not an alias, a directory of a model or a Hugging Face id.
+
+    With `on_hub` the hub, or the cache of it, must have the id. Runs are models, too: their
+    checkpoint is exported when it is loaded.
+    """
+    path = Path(name).expanduser()
+    if name in MODEL_ALIASES or RunDirectory.is_run(path):
+        return
+    if os.path.lexists(path) or "/" in name or name.startswith((".", "~")):
+        if require_model_files(name) == name and on_hub:
+            require_hub_model(name)
+        return
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")
     raise ConfigError(
         f"model {name!r} is not an alias ({', '.join(MODEL_ALIASES)}), a directory here or a"

@@ -1,18 +1,28 @@
 """Renders the episodes of an environment, and finds the prompts with which they begin."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.loading import own_name
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
 from dapo.environments.agents.engine import AgentEngine
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
+from dapo.environments.nonsense import (
+    BUDGET_S,
+    NonsensePlayer,
+    Play,
+    failures_table,
+    faults_of,
+    is_unusable,
+)
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts, environment_seed
@@ -32,6 +42,7 @@ class Episodes:
     renderer: TurnRenderer
     starts: EpisodeStarts
     config: Config
+    tokenizer: PreTrainedTokenizerBase
 
     @property
     def encoder(self) -> PromptEncoder:
@@ -62,6 +73,54 @@ class Episodes:
             raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
         self.renderer.require_exact(begun[:_PROVEN])
         return begun
+
+    def play_nonsense(
+        self, problems: Sequence[Problem], *, budget_s: float | None = None
+    ) -> list[Play]:
+        """Play nonsense, for at most some seconds, in episodes of problems from `with_prompts`."""
+        options = self.config.environment
+        player = NonsensePlayer(self.tokenizer, self.pool, self.renderer, self.starts, options)
+        return player.play_all(problems, budget_s=budget_s)
+
+    def try_out(self, problems: Sequence[Problem]) -> list[str]:
+        """Play nonsense, and return warnings.
+
+        Raises ConfigError, with a table and the place in the user's code, if the environment fails
+        whatever the policy says.
+        """
+        plays = self.play_nonsense(problems, budget_s=BUDGET_S)
+        environment = self.config.environment
+        name = own_name(environment.name or ", ".join(environment.tools))
+        if not is_unusable(plays):
+            faults = faults_of(plays, penalty=_penalty_of_a_cut(self.config))
+            return [f"warning: environment {name}: {fault}" for fault in faults]
+        failed = sum(play.error is not None for play in plays)
+        again = ""
+        if name == environment.name:
+            again = f"; dapo test {shlex.quote(name)} plays the same episodes"
+        raise ConfigError(
+            f"environment {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
+            " played before the first step; nothing can be learned from episodes that fail\n"
+            f"{failures_table(plays)}\nCorrect the environment{again}"
+        )
+
+
+def _penalty_of_a_cut(config: Config) -> float | None:
+    """Return what the overlong penalty (Eq. 13) takes from a cut turn.
+
+    None if the environment's rewards do not train, or not those of responses that are cut.
+    """
+    verifier = config.reward.verifier
+    names = [verifier] if isinstance(verifier, str) else list(verifier)
+    if not {"auto", "environment"} & set(names):
+        return None
+    # a turn that is cut at its own limit has tokens left, and no penalty
+    limit = config.environment.max_turn_tokens
+    if limit is not None and limit < config.rollout.max_response_tokens:
+        return 0.0
+    if config.overlong.mode == "filter":
+        return None
+    return config.overlong.penalty if config.overlong.mode == "soft" else 0.0
 
 
 @dataclass(frozen=True)
@@ -100,14 +159,16 @@ class AgentEpisodes:
             by_load=not self.config.rollout.is_reproducible,
         )
 
+    def try_out(self, problems: Sequence[Problem]) -> list[str]:
+        """Return no warnings: an agent is first heard in the first step."""
+        return []
+
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems as they are: the agent writes its own prompts."""
         return list(problems)
 
 
-def agents_of(
-    config: Config, tokenizer: PreTrainedTokenizerBase, pool: AgentPool
-) -> AgentEpisodes:
+def agents_of(config: Config, tokenizer: PreTrainedTokenizerBase, pool: AgentPool) -> AgentEpisodes:
     """Return the episodes of an agent. Raises DataError for the chat template."""
     renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
     return AgentEpisodes(pool, renderer, config)
@@ -118,7 +179,7 @@ def episodes_of(
 ) -> Episodes:
     """Return the episodes of an environment. Raises DataError for the chat template."""
     renderer = turn_renderer(config, tokenizer, pool)
-    return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config)
+    return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config, tokenizer)
 
 
 def turn_renderer(

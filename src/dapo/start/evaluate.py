@@ -1,13 +1,16 @@
-"""Evaluates a model or compares two, for `dapo eval` and runs in Python."""
+"""Evaluates a model or compares two, for `dapo eval` and runs in Python.
+
+Torch is imported once options, data and verifier are checked.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
@@ -21,26 +24,33 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
-from dapo.evaluation.scores import EvaluationPlan, require_summary
+from dapo.evaluation.scores import EvaluationPlan, evaluation_plan, require_summary
 from dapo.evaluation.server import ServerSampler
-from dapo.policy.lora import saved_weights
-from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
+<<<<<<< HEAD
 from dapo.start.build import build_engine, evaluation_plan, open_launcher
 from dapo.start.check import Checked, check
 from dapo.start.episodes import AgentEpisodes, Episodes
 from dapo.start.read import Inputs, distinct, read
 from dapo.start.resolve import resolve
 from dapo.start.rows import load_rows
+=======
+from dapo.start.check import Checked, check, read_data, require_model
+from dapo.start.model_choice import DEFAULT_TOKENS
+from dapo.start.rows import RunData
+>>>>>>> main
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
-DEFAULT_TOKENS = 1024  # the response limit without a run; eval.max_response_tokens overrides it
+if TYPE_CHECKING:
+    from dapo.policy.model import LoadedModel
+    from dapo.start.episodes import Episodes
+    from dapo.start.read import Inputs
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class EvalRequest:
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
     """Evaluate a model, a run or a served model; write to `output` and return the result."""
     _require_writable(request.output)
+    _require_models([model], request)
     journal = _journal_path(request.output)
     result = _evaluate(model, request, base=run_options(model), journal=journal)
     return _written(request.output, result)
@@ -88,6 +99,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
     both.
     """
     _require_writable(request.output)
+    _require_models([first, second], request)
     base = run_options(first)
     second_base = run_options(second)
     judges = [
@@ -257,24 +269,35 @@ def _server_sampler(
 
 def _read_problems(
     checked: Checked, request: EvalRequest, *, is_run: bool
-) -> tuple[Inputs | None, list[Problem], int]:
-    """Read the problems, with their copies, and the model unless a server has it.
+) -> tuple["Inputs | None", list[Problem], int]:
+    """Read the problems, with their copies, and then the model unless a server has it.
 
     Raises DataError and RewardError.
     """
+    data = _read_rows(checked, request, is_run=is_run)
+    if request.server is not None:
+        inputs = None
+        problems = data.held_out
+        notes = data.notes
+    else:
+        from dapo.start.read import read
+        from dapo.start.resolve import resolve
+
+        inputs = read(resolve(checked, training=False), data)
+        problems = inputs.held_out
+        notes = inputs.notes
+    for note in notes:
+        print_text(note)
+    return inputs, problems, data.copies
+
+
+def _read_rows(checked: Checked, request: EvalRequest, *, is_run: bool) -> RunData:
+    """Read the problems. Raises DataError and RewardError."""
     config = checked.config
     source = config.data.eval_source
     assert source is not None
     try:
-        if request.server is None:
-            inputs = read(resolve(checked, training=False))
-            problems = inputs.held_out
-            copies = inputs.copies
-            notes = inputs.notes
-        else:
-            rows, notes = load_rows(config.data, config.reward, checked.code, "eval")
-            inputs = None
-            problems, copies = distinct(rows, source)
+        return read_data(checked, training=False)
     except (DataError, RewardError) as error:
         if not is_run or request.named_verifier is not None:
             raise
@@ -285,9 +308,6 @@ def _read_problems(
             ' another one judges with reward.verifier=NAME, in Python with reward={"verifier":'
             ' "NAME"}'
         ) from None
-    for note in notes:
-        print_text(note)
-    return inputs, problems, copies
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
@@ -308,12 +328,16 @@ def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> Dat
 
 def open_engine_sampler(
     config: Config,
-    loaded: LoadedModel,
+    loaded: "LoadedModel",
     encoder: PromptEncoder,
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
+<<<<<<< HEAD
     episodes: Episodes | AgentEpisodes | None = None,
+=======
+    episodes: "Episodes | None" = None,
+>>>>>>> main
 ) -> EngineSampler:
     """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
 
@@ -326,6 +350,9 @@ def open_engine_sampler(
         stack: closes the engine and its processes.
         episodes: the environment of a run that plays episodes.
     """
+    from dapo.policy.lora import saved_weights
+    from dapo.start.build import build_engine, open_launcher
+
     launcher = stack.enter_context(open_launcher(config))
     engine = build_engine(config, loaded, launcher, episodes=episodes, log=warn)
     stack.callback(engine.close)
@@ -333,7 +360,8 @@ def open_engine_sampler(
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
     elif launcher is not None:  # engines in other processes may have started without weights
         engine.load_weights(loaded, version=0)
-    return EngineSampler(engine, encoder, plan)
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    return EngineSampler(engine, encoder, plan, positions=positions)
 
 
 _PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwargs"}
@@ -349,6 +377,13 @@ def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> 
         "reward": config.reward.model_dump(mode="json"),
         "dtype": config.model.dtype,
     }
+
+
+def _require_models(models: Sequence[str], request: EvalRequest) -> None:
+    """Raise ConfigError for a model that is missing here, unless a server has it."""
+    for model in models:
+        if request.server is None and not model.endswith(".json"):
+            require_model(model)
 
 
 def _require_writable(output: Path | None) -> None:

@@ -1,18 +1,14 @@
-"""Writes checkpoints as Hugging Face models."""
+"""Writes checkpoints as Hugging Face models; torch is imported once run and place are checked."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from dapo.config import Config
 from dapo.core.errors import CheckpointError
-from dapo.policy.hf_io import require_new
-from dapo.policy.lora import export_adapter, saved_weights
-from dapo.policy.model import export_model
+from dapo.core.model_files import require_new_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.read import read_model
-from dapo.start.resolve import resolve_auto
 
 
 def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
@@ -52,13 +48,19 @@ def export_model_of(
     no such checkpoint.
     """
     run = RunDirectory.open(path)
-    require_new(out_dir)
-    config = resolve_auto(load_run_config(run), training=False)
+    require_new_folder(out_dir)
+    stored_config = load_run_config(run)
     checkpoint = (
         run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
     )
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint to export yet")
+    from dapo.policy.lora import export_adapter, saved_weights
+    from dapo.policy.model import export_model
+    from dapo.start.read import read_model
+    from dapo.start.resolve import resolve_auto
+
+    config = resolve_auto(stored_config, training=False)
     loaded = read_model(config.model, config.train, "cpu")
     if adapter:
         export_adapter(checkpoint, loaded, out_dir)

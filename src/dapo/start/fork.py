@@ -40,8 +40,7 @@ from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
-from dapo.sampling.saved_groups import SAVED_FILES, read_sampling_start
-from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
+from dapo.training.saved_state import STATE_FILE, is_logged, read_state
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
 # entries of a manifest that locate the data and modules of a run
@@ -204,6 +203,8 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     """Link the parent's checkpoint, except groups that the fork would sample differently."""
+    from dapo.sampling.saved_groups import SAVED_FILES, read_sampling_start  # imports torch
+
     changed = plan.fork.changed
     start = read_sampling_start(plan.checkpoint)
     keeps_batch = all(

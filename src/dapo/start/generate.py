@@ -1,127 +1,169 @@
-"""Samples answers from the newest checkpoint of a run."""
+"""Opens a model or a run, and samples answers to prompts, whole or as they grow."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dapo.config import Config
-from dapo.core.errors import CheckpointError
-from dapo.core.terminal import warn
-from dapo.data.sources.rows import problem_id
+from dapo.data.sources.rows import prompted_problem
 from dapo.engines.engine import capabilities_of
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
-from dapo.runs.stored_config import load_run_config
 from dapo.start.evaluate import open_engine_sampler
+from dapo.start.model_choice import ModelChoice, choose_model
 from dapo.start.read import read_model_and_prompts
 from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
 
-class OpenModel:
-    """An engine with the newest checkpoint of a run, which stays open between calls."""
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How answers are sampled."""
 
-    def __init__(self, directory: RunDirectory) -> None:
-        """Load it. Raises CheckpointError if the run has no checkpoint yet."""
-        checkpoint = directory.checkpoints.latest(warn=warn)
-        if checkpoint is None:
-            raise CheckpointError(
-                f"{directory.path} has no checkpoint yet: its model is still the initial one"
-            )
-        self.step = step_of(checkpoint)
-        config = resolve_auto(load_run_config(directory), training=False)
+    samples: int = 1
+    """Answers to each prompt."""
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    """Samples only the most likely tokens, up to this sum of their probabilities."""
+    max_new_tokens: int | None = None
+    """The length limit; None: `rollout.max_response_tokens`."""
+    seed: int = 0
+    """Equal seeds give equal answers."""
+
+    def plan(self, config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
+        """Return the settings for a model with these options and end tokens."""
+        limit = self.max_new_tokens or config.rollout.max_response_tokens
+        return EvaluationPlan(
+            "generate", self.samples, self.temperature, self.top_p, limit, stop_ids, self.seed
+        )
+
+
+class OpenModel:
+    """An engine with a model or a checkpoint of a run, which stays open between calls."""
+
+    def __init__(self, choice: ModelChoice) -> None:
+        """Load the model with its tokenizer. Raises ConfigError if there is no such model."""
+        self.choice = choice
+        config = resolve_auto(choice.config, training=False)
         self._loaded, self.encoder = read_model_and_prompts(
             config, device_for_inputs(config, training=False)
         )
         self.config = resolve_engine(config, self._loaded.model)
-        with ExitStack() as stack:
-            plan = generation_plan(self.config, self._loaded.stop_ids, 1, 1.0, None, 0)
-            self._sampler = open_engine_sampler(
-                self.config, self._loaded, self.encoder, checkpoint, plan, stack
-            )
-            self._stack = stack.pop_all()
+        self._stack = ExitStack()
+        self._sampler = self._open(choice.checkpoint)
+        self._untrained: EngineSampler | None = None
+
+    @classmethod
+    def of_run(cls, path: str | Path) -> "OpenModel":
+        """Open the newest checkpoint. Raises CheckpointError if the run has none yet."""
+        return cls(choose_model(path))
+
+    @property
+    def positions(self) -> int | None:
+        """The tokens of the model's context; None if its files name no number."""
+        positions: int | None = getattr(self._loaded.model.config, "max_position_embeddings", None)
+        return positions
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        return directory.checkpoints.newest_step() != self.step
+        return directory.checkpoints.newest_step() != self.choice.step
 
-    def sampler(
-        self, samples: int, temperature: float, max_new_tokens: int | None, seed: int
-    ) -> EngineSampler:
-        """Make a sampler; the default of `max_new_tokens` is `rollout.max_response_tokens`."""
-        plan = generation_plan(
-            self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed
-        )
-        return self._sampler.with_plan(plan)
+    def sampler(self, options: SamplingOptions, *, untrained: bool = False) -> EngineSampler:
+        """Make a sampler.
+
+        Args:
+            options: how it samples.
+            untrained: sample from the model with which the run began; it is opened on first use.
+        """
+        sampler = self._sampler
+        if untrained and self.choice.checkpoint is not None:
+            if self._untrained is None:
+                self._untrained = self._open(None)
+            sampler = self._untrained
+        return sampler.with_plan(options.plan(self.config, self._loaded.stop_ids))
 
     def close(self) -> None:
         self._stack.close()
 
+    def _open(self, checkpoint: Path | None) -> EngineSampler:
+        """Open an engine with the weights of a checkpoint; None: those of the model's files."""
+        with ExitStack() as stack:
+            plan = SamplingOptions().plan(self.config, self._loaded.stop_ids)
+            sampler = open_engine_sampler(
+                self.config, self._loaded, self.encoder, checkpoint, plan, stack
+            )
+            self._stack.push(stack.pop_all())
+        return sampler
 
-def live_sampler(
-    run: TrainingRun, samples: int, temperature: float, max_new_tokens: int | None, seed: int
-) -> EngineSampler:
+
+def live_sampler(run: TrainingRun, options: SamplingOptions) -> EngineSampler:
     """Return a sampler of a run that trains in this process, with the weights after its last step.
 
     Nothing may be in flight in the run's engine: use it where an evaluation may take place.
     """
     run.sync_engine()
-    plan = generation_plan(
-        run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed
-    )
+    plan = options.plan(run.config, run.sampling.plan.stop_ids)
     engine = run.sampling.engine
     turns = capabilities_of(engine).turns  # answers are single responses, as those of a checkpoint
     return EngineSampler(turns or engine, run.sampling.encoder, plan)
-
-
-def generation_plan(
-    config: Config,
-    stop_ids: tuple[int, ...],
-    samples: int,
-    temperature: float,
-    max_new_tokens: int | None,
-    seed: int,
-) -> EvaluationPlan:
-    """Return the sampling settings of `generate`.
-
-    Args:
-        config: the options of the run.
-        stop_ids: the tokens that end a response.
-        samples: responses to each prompt.
-        temperature: 0 takes the most likely token.
-        max_new_tokens: the length limit; None: `rollout.max_response_tokens`.
-        seed: equal seeds give equal answers.
-    """
-    limit = max_new_tokens or config.rollout.max_response_tokens
-    return EvaluationPlan("generate", samples, temperature, 1.0, limit, stop_ids, seed)
 
 
 def answers_of(
     sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
 ) -> Any:
     """Sample answers to one or several prompts; call `check()` before each poll."""
-    prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
+    is_one = _is_one_prompt(prompt)
+    prompts: list[Prompt] = [prompt] if is_one else list(prompt)
     samples = sampler.plan.samples_per_problem
+    problems = [prompted_problem(text) for text in prompts]
     answers: list[list[str]] = [[""] * samples for _ in prompts]
-    num_pending = samples * len(prompts)
+    for index, i, response in responses_to(sampler, problems, check=check):
+        answers[index][i] = response.text
+    texts = [answer[0] if samples == 1 else answer for answer in answers]
+    return texts[0] if is_one else texts
+
+
+def responses_to(
+    sampler: EngineSampler,
+    problems: Sequence[Problem],
+    *,
+    check: Callable[[], None] = lambda: None,
+    partial: bool = False,
+) -> Iterator[tuple[int, int, Response]]:
+    """Yield the responses to problems with the indices of problem and sample, as they end.
+
+    Args:
+        sampler: samples them; nothing else may be in flight in its engine. If the iteration ends
+            early, by an error or by `close()`, nothing of it stays there.
+        problems: the prompts.
+        check: called before each poll; its error ends the iteration.
+        partial: also yield the responses in flight after each poll, without a finish, as far as
+            their text can no longer change.
+    """
+    num_pending = 0
     try:
-        for index, prompt_text in enumerate(prompts):
-            sampler.submit(
-                index, Problem(problem_id(prompt_text, ""), prompt_text, "", "generate", {})
-            )
+        for index, problem in enumerate(problems):
+            sampler.submit(index, problem)
+            num_pending += sampler.plan.samples_per_problem
         while num_pending:
             check()
-            responses: list[tuple[int, int, Response]] = sampler.poll()
-            for index, i, response in responses:
-                answers[index][i] = response.text
+            responses = sampler.poll()
             num_pending -= len(responses)
+            yield from responses
+            for index, i, response in sampler.partial() if partial else ():
+                yield index, i, replace(response, text=settled(response.text))
     except BaseException:
         sampler.abort()  # the engine samples for others, too
         raise
-    texts = [answer[0] if samples == 1 else answer for answer in answers]
-    return texts[0] if _is_one_prompt(prompt) else texts
+
+
+def settled(text: str) -> str:
+    """Return a growing text without its end that the next token may change: half a character."""
+    return text.rstrip("\ufffd")
 
 
 def _is_one_prompt(prompt: str | Sequence[Any]) -> bool:

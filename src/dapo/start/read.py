@@ -1,4 +1,4 @@
-"""The third step of a start: reads data and model, and checks that they fit, before anything is
+"""The third step of a start: reads the model, and checks that the data fits it, before anything is
 written.
 """
 
@@ -9,11 +9,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config, ModelConfig
-from dapo.config.data_spec import Source, kinds
+from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
-from dapo.data.demonstrations import load_demonstrations
-from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
 from dapo.environments.agents.pool import AgentPool
@@ -29,7 +27,7 @@ from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
 from dapo.start.episodes import AgentEpisodes, Episodes, agents_of, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
-from dapo.start.rows import load_rows
+from dapo.start.rows import RunData
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
 from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
@@ -52,14 +50,23 @@ class Inputs:
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
-def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None = None) -> Inputs:
-    """Load data (for an evaluation only held-out) and model, and check that they fit.
+def read(
+    resolved: Resolved, data: RunData, *, on_progress: Callable[[int, int], None] | None = None
+) -> Inputs:
+    """Load the model, and check that the problems fit it.
 
-    Raises DataError, RewardError, or ConfigError.
+    Args:
+        resolved: the options for this machine, and the user's code.
+        data: the problems, which `read_data` has read.
+        on_progress: gets the number of prompts that are encoded, and of all.
+
+    Raises DataError, or ConfigError.
     """
     config = resolved.config
     training = resolved.training
-    problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
+    problems = data.train
+    held_out = data.held_out
+    notes = [*data.notes]
     loaded, encoder, about_model, episodes = read_model_and_encoder(
         config, resolved.code.environment, training=training
     )
@@ -80,9 +87,7 @@ def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None =
     response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
     if training:
         response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-    require_fit(
-        [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
-    )
+    require_fit([*problems, *held_out], encoder, loaded, config, response_tokens)
     config = resolve_engine(config, loaded.model)
     return Inputs(
         config,
@@ -93,32 +98,9 @@ def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None =
         held_out,
         [*notes, *resolved.notes],
         episodes,
-        copies,
+        data.copies,
         answers,
     )
-
-
-def _read_data(
-    config: Config, code: UserCode, *, training: bool
-) -> tuple[list[Problem], list[Problem], list[str], int]:
-    """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
-    problems = list[Problem]()
-    notes = list[str]()
-    if training and config.is_supervised:
-        problems = load_demonstrations(config.data.train_source)
-    elif training:
-        problems, notes = load_rows(config.data, config.reward, code, "train")
-    held_out = list[Problem]()
-    copies = 1
-    if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, code, "eval")
-        held_out, copies = distinct(rows, source)
-        notes += warnings
-    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
-    if removed:
-        kind = "demonstrations" if config.is_supervised else "training problems"
-        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
-    return problems, held_out, notes, copies
 
 
 def _encode(
@@ -157,19 +139,42 @@ def drop_long(
 
 
 def require_fit(
-    problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
+    problems: Sequence[Problem],
+    encoder: PromptEncoder,
+    loaded: LoadedModel,
+    config: Config,
+    response_tokens: int,
 ) -> None:
-    """Raise ConfigError if the longest prompt and a response exceed the model's positions."""
+    """Check that the longest prompt and a response, or an episode, have room in the model.
+
+    Args:
+        problems: the problems, whose prompts are encoded.
+        encoder: encodes them.
+        loaded: the model.
+        config: the options, with the observations of an episode.
+        response_tokens: the most tokens that are sampled for one response.
+
+    Raises ConfigError with the terms of the sum, and the largest one to lower.
+    """
+    sampled_tokens = response_tokens
+    response_tokens += config.max_observed_tokens
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is None:  # the model's files name none
         return
     prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
-    if prompt_tokens + response_tokens > limit:
+    if prompt_tokens + response_tokens <= limit:
+        return
+    if not config.max_observed_tokens:
         raise ConfigError(
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the"
             f" {limit} positions of {loaded.name}; lower rollout.max_response_tokens (or"
             " eval.max_response_tokens) or data.max_prompt_tokens"
         )
+    raise ConfigError(
+        f"a prompt of {prompt_tokens} tokens and an episode of {response_tokens} exceed the {limit}"
+        f" positions of {loaded.name}; {length_as_sum(config, sampled_tokens)};"
+        f" {lower_lengths(config, sampled_tokens, prompt_tokens)}"
+    )
 
 
 def read_model_and_encoder(
@@ -226,8 +231,8 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
     if positions is not None and positions < longest:
         raise ConfigError(
             f"loss.reference.model={teacher.name} has {positions} positions, and a prompt with its"
-            f" response may have {longest}; lower data.max_prompt_tokens or"
-            " rollout.max_response_tokens"
+            f" response may have {longest};"
+            f" {lower_lengths(config, config.rollout.max_response_tokens, config.data.max_prompt_tokens)}"
         )
     if config.loss.teacher == config.model.name:
         return [f"the teacher {teacher.name} is the model that trains: the divergence starts at 0"]
@@ -301,11 +306,3 @@ def read_model_and_prompts(config: Config, device: str) -> tuple[LoadedModel, Pr
     loaded = read_model(config.model, config.train, device)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     return stop_at_turn_end(loaded, encoder), encoder
-
-
-def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem if they are equally many."""
-    counted = unique_problems(problems)
-    counts = {count for _, count in counted}
-    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
-    return [problem for problem, _ in counted], copies

@@ -1,28 +1,51 @@
-"""Reads the rows of a run's data, and warns of those that its reward cannot judge."""
+"""Reads the rows of a run's data before torch is imported, and warns of those that its reward
+cannot judge.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from dapo.config import DataConfig, RewardConfig
+from dapo.config.data_spec import Source, kinds
 from dapo.data.prepare.stats import conflicting_answers
-from dapo.data.problems import load_problems
+from dapo.data.problems import load_problems, unique_problems
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
-from dapo.start.check import UserCode
 from dapo.types import Problem, Prompt, content_text
 
 
+@dataclass(frozen=True)
+class RunData:
+    """The problems of a run, as its data files have them."""
+
+    train: list[Problem]  # demonstrations for supervised training; empty for an evaluation
+    held_out: list[Problem]
+    notes: list[str]
+    # copies of each held-out problem in the file, if all problems have equally many; else 1
+    copies: int = 1
+
+
+def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
+    """Remove copies of problems; also return the copies per problem if they are equally many."""
+    counted = unique_problems(problems)
+    counts = {count for _, count in counted}
+    copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
+    return [problem for problem, _ in counted], copies
+
+
 def load_rows(
-    data: DataConfig, verifier: RewardConfig, code: UserCode, split: Split
+    data: DataConfig, verifier: RewardConfig, columns: Mapping[str, Collection[str]], split: Split
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
-    The reward's `verifier` is not `auto`. Raises DataError if rows lack a column that the user's
-    functions read, and RewardError if the reward can judge no row.
+    The reward's `verifier` is not `auto`, and `columns` are those that each of the user's functions
+    requires. Raises DataError if rows lack one of them, and RewardError if the reward can judge no
+    row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -30,12 +53,12 @@ def load_rows(
     texts: dict[str, str] = {}
     rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
     where = f"data.{split}"
-    require_columns(rows, code.needed_columns, where=where)
+    require_columns(rows, columns, where=where)
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer:
-        conflicts = conflicting_answers(rows)
+        conflicts = len(conflicting_answers(rows))
         if conflicts:
             warnings.append(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"

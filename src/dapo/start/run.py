@@ -4,7 +4,7 @@ import gc
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,32 +16,42 @@ import torch
 
 from dapo.config import Config, ReferenceConfig, dump_config
 from dapo.config.run_options import MAX_RESTARTS
-from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
+from dapo.core.errors import CheckpointError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
 from dapo.core.waiting import Interrupted
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
 from dapo.policy.model import LoadedModel
-from dapo.runs.checkpoints import require_optimizer_state, step_of
+from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay, progress
-from dapo.runs.curves import plot_curves
+from dapo.runs.curves import marks_of, plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
+from dapo.runs.status import end_state
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
 from dapo.start.build import build
-from dapo.start.check import Checked, check
+from dapo.start.check import Checked
 from dapo.start.export import exported_run
-from dapo.start.fork import require_same_preset
 from dapo.start.ignored_options import ignored_options
 from dapo.start.read import Inputs, read
-from dapo.start.resolve import Resolved, resolve, resolve_auto
+from dapo.start.resolve import Resolved, resolve
+from dapo.start.resume import CheckedRun, Ended, checked_run
+from dapo.start.rows import RunData
 from dapo.training import asynchronous
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
-from dapo.training.checkpointing import is_logged, read_state, restore
-from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
+from dapo.training.checkpointing import restore
+from dapo.training.saved_state import is_logged
+from dapo.training.signals import (
+    END_AT_ONCE,
+    INTERRUPT_MESSAGE,
+    InterruptHandler,
+    StepListener,
+    StoppedByCallback,
+    signals_as_requests,
+)
 from dapo.training.state import Run
 from dapo.training.train import train
 
@@ -57,32 +67,10 @@ class RunCallbacks:
     on_open: Callable[[Run], None] = lambda run: None
     """Called with the run once its parts are built, and again after each restart."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A run that has reached its last step."""
-
-    config: Config
-    directory: RunDirectory
-    step: int
-
-    @property
-    def extension(self) -> str:
-        """The option that lets the run train on."""
-        train = self.config.train
-        if self.step < train.num_steps:  # it ended by its tokens
-            return f"train.token_budget={2 * (train.token_budget or 0)}"
-        return f"train.num_steps={2 * self.step}"
-
-    @property
-    def advice(self) -> str:
-        at = f"{self.step} of {self.config.train.num_steps}"
-        at += ", with train.token_budget spent" if "token" in self.extension else ""
-        return (
-            f"already at step {at}; to train on: dapo resume"
-            f" {shlex.quote(str(self.directory.path))} {self.extension}"
-        )
+    interrupt_message: str = INTERRUPT_MESSAGE
+    """Printed at the first signal; empty: nothing."""
+    names_continuation: bool = True
+    """Whether a signal's message says how to continue; False: the caller does."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +90,18 @@ class ReadyRun:
 @contextmanager
 def new_run(
     checked: Checked,
+    data: RunData,
     path: Path,
     *,
     command: Sequence[str],
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
-    """Read all inputs, then make the run directory and lock it in the block.
+    """Read the model, then make the run directory and lock it in the block.
 
     Args:
         checked: the options, and the open verifiers.
+        data: the problems.
         path: the directory to make.
         command: the command line, for the manifest.
         prepared: entries that the caller has written into the directory.
@@ -120,7 +110,8 @@ def new_run(
     started = datetime.now(UTC)
     unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
     checked = replace(checked, notes=[*checked.notes, *unused])
-    inputs = _read(resolve(with_exported_runs(checked)))
+    inputs = _read(resolve(with_exported_runs(checked)), data)
+    _try_environment(inputs)
     config = inputs.config
     manifest = make_manifest(
         command,
@@ -166,62 +157,50 @@ def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
 
 
 @contextmanager
-def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
-    """Lock the directory of a run in the block and read its inputs, unless the run is finished.
+def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Ended]:
+    """Lock the directory of a run in the block and read its inputs, unless the run has ended.
 
     `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot
     continue, or if no step is left for the change.
     """
-    directory = RunDirectory.open(path)
-    stored_config = load_run_config(directory)
-    config = load_run_config(directory, overrides)
-    require_same_preset(stored_config, config, "a resumed run")
-    with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
-        damage: list[str] = []
-        checkpoint = directory.checkpoints.latest(warn=damage.append)
-        if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
-            if resolve_auto(config) != finished.config:
-                require_optimizer_state(checkpoint, damage)
-                raise ConfigError(
-                    f"{path} has no step left for a change of its options; add {finished.extension}"
-                )
-            yield finished
-            return
-        if checkpoint:
-            require_optimizer_state(checkpoint, damage)
-            if (steps := config.train.num_steps) < (step := step_of(checkpoint)):
-                raise ConfigError(
-                    f"train.num_steps={steps} is below step {step}, which {path} has reached;"
-                    " raise it"
-                )
-        with with_start_folder(directory):
-            inputs = _read(resolve(stack.enter_context(check(config))))
-        save_tokenizer(directory, loaded=inputs.loaded)
-        yield ReadyRun(inputs, directory, overrides)
+    with checked_run(path, overrides) as run:
+        yield run if isinstance(run, Ended) else ready_to_continue(run)
 
 
-def _is_last(checkpoint: Path, config: Config) -> bool:
-    train = config.train
-    return step_of(checkpoint) >= train.num_steps or (
-        train.token_budget is not None
-        and train.is_budget_spent(read_state(checkpoint)["train_state"]["tokens_generated"])
-    )
+def ready_to_continue(run: CheckedRun) -> ReadyRun:
+    """Read the inputs of a run whose options and data are checked. Raises DapoError."""
+    with os_errors_as_dapo_errors(), with_start_folder(run.directory):
+        inputs = _read(resolve(run.checked), run.data)
+        if inputs.config.environment != load_run_config(run.directory).environment:
+            _try_environment(inputs)
+        save_tokenizer(run.directory, loaded=inputs.loaded)
+    return ReadyRun(inputs, run.directory, run.overrides)
 
 
-def _read(resolved: Resolved) -> Inputs:
+def _read(resolved: Resolved, data: RunData) -> Inputs:
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
-        return read(resolved, on_progress=update_progress)
+        return read(resolved, data, on_progress=update_progress)
+
+
+def _try_environment(inputs: Inputs) -> None:
+    """Play the environment with nonsense, and note its faults. Raises ConfigError if it fails."""
+    if inputs.episodes is not None and not inputs.config.is_supervised:
+        inputs.notes.extend(inputs.episodes.try_out(inputs.train))
 
 
 def run_training(
     ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
-    """Train to the end and draw curves; if a trainer rank is lost, restart."""
+    """Train to the end, or until a callback stops the run, and draw curves.
+
+    If a trainer rank is lost, restart.
+    """
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
                 train(run)
+            break
+        except StoppedByCallback:  # the summary has its reason
             break
         except TrainerLost as error:
             if restarts == max_restarts:
@@ -280,12 +259,17 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     tokens = config.train.token_budget
     display = callbacks.open_display(steps, first_step=step + 1, token_budget=tokens)
     with ExitStack() as stack:
-        stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
+        stop = stack.enter_context(
+            signals_as_requests(
+                callbacks.interrupt_message, on_second=callbacks.on_second_interrupt
+            )
+        )
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
         run = stack.enter_context(
             build(inputs, directory, display, first_step=step + 1, listeners=listeners)
         )
         run.stop = stop
+        run.names_continuation = callbacks.names_continuation
         run.provenance = provenance(config, inputs.train, inputs.held_out)
         writing = (
             f"writing to {directory.path}; to look at it: dapo view"
@@ -299,7 +283,9 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
             restore(run, checkpoint)
             fork = Fork.of(directory)
             expected = fork.changed if fork is not None and fork.step == step else ()
-            for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
+            lines = provenance_diff(checkpoint, run.provenance, step=step, expected=expected)
+            # before the first step nothing was trained that could differ
+            for line in lines if step > 0 else ():
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         keep_overrides(directory, ready.overrides, after=step)
@@ -320,13 +306,21 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
     gc.freeze()  # full collections would visit all modules each time, for 0.3 s or more
     try:
         yield
-        run.stop.check_listeners()  # a failure in the last step, after which no step checks
+        # a failure in the last step, after which no step checks; a stop there changes nothing
+        with suppress(StoppedByCallback):
+            run.stop.check_listeners()
         reason = "solved" if run.is_solved else "finished"
+    except KeyboardInterrupt:  # the second one
+        reason = "interrupted: stopped at once, at the last checkpoint"
+        raise
     except Exception as error:
-        reason = (
-            f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}:"
-            f" {mask_text(str(error))}"
-        )
+        if isinstance(error, Interrupted):
+            kind = "interrupted"
+        elif isinstance(error, StoppedByCallback):
+            kind = "stopped"
+        else:
+            kind = type(error).__name__
+        reason = f"{kind}: {mask_text(str(error))}"
         raise
     finally:
         gc.unfreeze()
@@ -364,6 +358,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     ]
     try:
         run.keep_verifier_output()
+        run.tracker.end(end_state(reason))
         run.tracker.close()
         run.directory.write_summary(
             {
@@ -391,6 +386,7 @@ def title_of(config: Config) -> str:
 def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
     """Write curves.png, or warn that there are no metrics."""
     try:
-        plot_curves(directory.metrics, directory.curves, title=title_of(config))
+        marks = marks_of(directory)
+        plot_curves(directory.metrics, directory.curves, title=title_of(config), marks=marks)
     except DataError as error:  # someone has removed the metrics
         warn(str(error))

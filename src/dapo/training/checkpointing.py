@@ -1,8 +1,7 @@
 """Saves a run's state in checkpoints, when due or after a failure, and restores a run from one."""
 
-import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,17 @@ from dapo.core.errors import (
     ShortfallError,
     TrainerLost,
 )
-from dapo.core.files import atomic_write_json, read_json
+from dapo.core.files import atomic_write_json
+from dapo.core.waiting import Interrupted
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.sampling.continuous import ContinuousSampling, Kept, restore_kept
 from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
 from dapo.sampling.saved_groups import SavedGroups, read_groups, write_groups
 from dapo.training.checkpoint_writer import StorageError
+from dapo.training.saved_state import STATE_FILE, pending_metrics_of, read_state
+from dapo.training.signals import StoppedByCallback
 from dapo.training.state import Run, TrainState
-
-STATE_FILE = "state.json"
 
 
 def save_if_due(run: Run) -> None:
@@ -117,6 +117,10 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     else:
         saved = f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
+    if isinstance(error, Interrupted) and not run.names_continuation:
+        return
+    if isinstance(error, StoppedByCallback):
+        saved = f"stopped: {error}; {saved}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")
     else:
@@ -139,7 +143,7 @@ def restore(run: Run, checkpoint: Path) -> None:
         raise CheckpointError(f"{error}; {older}") from None
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
-    pending = _pending_metrics(state)
+    pending = pending_metrics_of(state)
     groups = read_groups(checkpoint, run.sampling.stream)
     restore_kept(run.sampling, groups.kept)
     run.state = TrainState(
@@ -148,33 +152,3 @@ def restore(run: Run, checkpoint: Path) -> None:
         prefetched_batch=groups.prefetched,
         is_saved=True,
     )
-
-
-def is_logged(checkpoint: Path) -> bool:
-    """Return True if the metrics of a checkpoint's step were logged before the checkpoint."""
-    return _pending_metrics(read_state(checkpoint)) is None
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the counts of a checkpoint with the state of its stream and sampler.
-
-    Raises CheckpointError.
-    """
-    path = checkpoint / STATE_FILE
-    try:
-        state = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} was not written by a run: it holds a {type(state).__name__}")
-    if absent := sorted({"train_state", "stream", "sampler"} - state.keys()):
-        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(absent)}")
-    return state
-
-
-def _pending_metrics(state: Mapping[str, Any]) -> dict[str, float] | None:
-    """Read the metrics that were not written yet; null stands for NaN, as in metrics.jsonl."""
-    pending_metrics = state.get("pending_metrics")
-    return pending_metrics and {
-        name: math.nan if value is None else value for name, value in pending_metrics.items()
-    }

@@ -134,6 +134,8 @@ class Run:
     checkpoint.
     """
     is_solved: bool = False  # whether the run has ended because its problems are solved
+    # whether the message after a signal says how to continue; False: the caller does
+    names_continuation: bool = True
     # the output of the verifiers; None where it goes to the console
     verifier_output: WorkerOutput | None = None
     # the processes that answer turns; None without an environment

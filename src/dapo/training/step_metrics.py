@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
+from dapo.config import Config
+from dapo.core.loading import own_name
 from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
@@ -35,6 +37,8 @@ from dapo.sampling.rollout_metrics import (
 from dapo.sampling.second_verifier import AuditedStep
 from dapo.training.state import Run
 from dapo.training.stopping import (
+    deciders_of,
+    decision,
     describe_short_batch,
     entropy_collapse_steps,
     require_groups,
@@ -86,7 +90,13 @@ def rollouts_in_background(
             test = reward_test_command(
                 config.reward, config.data, config.environment.name, run.directory.path
             )
-            require_groups(batch, step=step, empty_steps=run.state.empty_steps, reward_test=test)
+            require_groups(
+                batch,
+                step=step,
+                empty_steps=run.state.empty_steps,
+                reward_test=test,
+                config=config,
+            )
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
             yield text_metrics
@@ -134,11 +144,31 @@ def report_step(
             "step 1: the reward gives scores, neither correct nor wrong, so that there is no"
             " accuracy; reward.threshold=1 would count scores of at least 1 as correct"
         )
+    notice = _notice_of_deciders(batch, run.config) if step == 1 else None
+    if notice is not None:
+        run.tracker.message(f"step 1: {notice}")
     state.entropy_collapse_steps = entropy_collapse_steps(metrics, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
     state.advance(
         metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained
+    )
+
+
+def _notice_of_deciders(batch: Batch, config: Config) -> str | None:
+    """Say which of several verifiers decides whether a group trains; None if none of them does."""
+    verifier = config.reward.verifier
+    deciders = deciders_of(verdict for group, _ in batch.judged for verdict in group.verdicts)
+    if not deciders or isinstance(verifier, str):
+        return None
+    who, change = decision(deciders, config)
+    others = [own_name(name) for name in verifier if name not in deciders]
+    if not others:
+        return f"{who}: a response is right where all of them say so"
+    names = " and ".join(f"`{name}`" for name in others)
+    return (
+        f"{who}, and only that decides whether a group trains (Eq. 11); {names} alone lets no group"
+        f" train. To learn from the scores, {change}"
     )
 
 

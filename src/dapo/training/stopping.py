@@ -9,16 +9,25 @@ accepts everything.
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dapo.config import DataConfig, RewardConfig
+from dapo.config import Config, DataConfig, RewardConfig
+from dapo.config.lengths import limit_of_response
 from dapo.core.errors import NumericsError, ShortfallError
-from dapo.runs.outcomes import Outcome, count_dropped
-from dapo.sampling.dynamic_sampling import REWARD_TEST
+from dapo.core.loading import own_name
+from dapo.rewards.verifier import VERIFIERS
+from dapo.runs.outcomes import DROPPED, Outcome, count_dropped
+from dapo.sampling.dynamic_sampling import (
+    MAX_ERROR_RATE,
+    REWARD_TEST,
+    errors_of,
+    failure_of,
+)
 from dapo.sampling.queue import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS, TRUNCATED
 from dapo.training.state import Run
+from dapo.types import Verdict
 
 # steps in a row without a group to train on that end a run; one ends a run that has not trained
 MAX_EMPTY_STEPS = 3
@@ -46,15 +55,26 @@ class ProblemsSolved(ShortfallError):
 
 
 def require_groups(
-    batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
+    batch: Batch,
+    *,
+    step: int = 1,
+    empty_steps: int = 0,
+    reward_test: str = REWARD_TEST,
+    config: Config | None = None,
 ) -> None:
-    """Check that a step, from 1, can train on its batch, which may be short.
+    """Check that a step can train on its batch, which may be short.
 
-    `empty_steps` is the number of steps without a group directly before this one, and `reward_test`
-    the command that tests the run's reward.
+    Args:
+        batch: the groups of the step.
+        step: the step, from 1.
+        empty_steps: the number of steps without a group directly before this one.
+        reward_test: the command that tests the run's reward.
+        config: the options, by which advice names what to change; None: advice is general.
 
-    Raises ProblemsSolved if every response was correct and the run has trained, and ShortfallError,
-    with counts and advice, if the run must stop.
+    Raises:
+        ProblemsSolved: every response was correct, and the run has trained.
+        VerifierFailed: most responses have no verdict, so the groups say nothing.
+        ShortfallError: the run must stop for another reason; with counts and advice.
     """
     has_trained = empty_steps < step - 1
     outcomes: Counter[Outcome] = Counter(
@@ -71,17 +91,103 @@ def require_groups(
         if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
+    _require_verdicts(batch, f"{steps}step {step}", reward_test)
     outcome = outcomes.most_common(1)[0][0]
     advice = _ADVICE[outcome].replace("{reward_test}", reward_test)
     finishes = [generation.finish for group, _ in batch.decided for generation in group.generations]
     truncated = finishes.count("length") / max(1, len(finishes))
-    if outcome in ("all_wrong", "zero_variance") and truncated > TRUNCATED:
-        advice = (
+    about_scores = _advice_on_scores(batch, outcome, config)
+    if about_scores is not None:
+        advice = about_scores
+    elif outcome in ("all_wrong", "zero_variance") and truncated > TRUNCATED:
+        advice = _advice_on_lengths(truncated, config)
+    raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
+
+
+def _require_verdicts(batch: Batch, where: str, reward_test: str) -> None:
+    """Raise VerifierFailed if most responses have no verdict.
+
+    An episode that is cut in its first turn has one although its environment was never asked, so
+    that such episodes do not count.
+    """
+    errors = [entry for group, _ in batch.decided for entry in errors_of(group)]
+    answered = 0
+    for group, _ in batch.decided:
+        for generation, verdict in zip(group.generations, group.verdicts, strict=True):
+            is_cut = generation.episode is not None and generation.finish == "length"
+            answered += verdict.error is not None or not is_cut
+    if len(errors) > MAX_ERROR_RATE * answered:
+        summary = f"{where}: {len(errors)} of the {answered} responses judged have no verdict"
+        raise failure_of(errors, summary, reward_test)
+
+
+def _advice_on_scores(batch: Batch, outcome: Outcome, config: Config | None) -> str | None:
+    """Say why groups are dropped although their scores differ; None if they do not differ."""
+    if outcome not in ("all_wrong", "all_correct"):
+        return None
+    dropped = [group for group, decided in batch.decided if decided == outcome]
+    unequal = [group for group in dropped if _have_unequal_scores(group.verdicts)]
+    if not unequal:
+        return None
+    deciders = deciders_of(verdict for group in unequal for verdict in group.verdicts)
+    who, change = decision(deciders, config)
+    return (
+        f"In {len(unequal)} of the {len(dropped)} groups {DROPPED[outcome]} the scores differ, but"
+        f" {who}, and only that decides whether a group trains (Eq. 11). To learn from the"
+        f" scores, {change}; or set dynamic_sampling.enabled=false, which trains"
+        " every group"
+    )
+
+
+def _advice_on_lengths(truncated: float, config: Config | None) -> str:
+    """Say what to change where most responses are cut at a limit of tokens."""
+    if config is None or not config.plays_episodes:
+        return (
             f"{truncated:.0%} of the responses end at the limit of tokens, before they have"
             " answered: raise rollout.max_response_tokens, or request shorter answers in"
             " data.instruction"
         )
-    raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
+    option, limit = limit_of_response(config)
+    return (
+        f"{truncated:.0%} of the episodes are cut at {option}={limit}, and their environment does"
+        " not answer a turn that is cut: raise it, or request shorter turns in the prompt of reset"
+    )
+
+
+def _have_unequal_scores(verdicts: Sequence[Verdict]) -> bool:
+    return len({verdict.score for verdict in verdicts if verdict.error is None}) > 1
+
+
+def deciders_of(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Return the verifiers, of several, that say right or wrong in any of the verdicts."""
+    names = (name for verdict in verdicts for name in verdict.deciders)
+    return tuple(dict.fromkeys(names))
+
+
+def decision(deciders: Sequence[str], config: Config | None) -> tuple[str, str]:
+    """Say what decides between right and wrong, and what to write so that nothing does.
+
+    `deciders` are verifiers of several; empty for a single one, or for `reward.threshold`.
+    """
+    names = list(deciders)
+    if not names and config is not None:
+        if config.reward.threshold is not None:
+            threshold = f"reward.threshold={config.reward.threshold:g}"
+            return f"{threshold} says right or wrong", "leave it out"
+        verifier = config.reward.verifier
+        names = [verifier] if isinstance(verifier, str) else []
+    if names == ["environment"]:
+        environment = None if config is None else config.environment.name
+        name = "the environment" if environment is None else f"`{own_name(environment)}`"
+        return f"{name} says `correct`", "leave `correct` out of its StepResult"
+    shown = " and ".join(f"`{own_name(name)}`" for name in names) or "the reward"
+    verb = "say" if len(names) > 1 else "says"
+    who = f"{shown} {verb} right or wrong"
+    if any(name in VERIFIERS for name in names):
+        return who, "leave it out of the reward"
+    if not deciders:
+        return who, f"leave `acc` or `correct` out of what {shown} returns"
+    return f"{who} (True or False)", f"let {shown} return numbers, for example float(...)"
 
 
 def reward_test_command(

@@ -25,6 +25,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import read_evaluation
 from dapo.runs.manifest import package_versions
 from dapo.runs.metrics_file import metrics_by_step
+from dapo.runs.status import end_state
 from dapo.runs.time_left import training_seconds
 
 RESULTS_JSON = "results.json"
@@ -284,7 +285,7 @@ def _read_run(
     name = next((evaluation["name"] for evaluation in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
-        is_stopped = reason is None or reason.startswith("interrupted")
+        is_stopped = reason is None or end_state(reason) == "stopped"
         return facts | {"state": "unfinished" if is_stopped else "failed"}, None
     facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, entry.config)
     last = max(evaluations, default=0)

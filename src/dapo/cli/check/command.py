@@ -1,27 +1,36 @@
-"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe."""
+"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe.
 
+What imports torch is imported when the data is read, so that a wrong option is refused at once.
+"""
+
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
-from dapo.cli.check.report import describe_estimate, describe_prompts, estimate_of, find_problems
 from dapo.cli.check.summary import (
     DataFacts,
     changed_paper_values,
     data_facts,
     explain,
+    in_short,
 )
+from dapo.cli.formatting import plural, say, size
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.core.terminal import print_json, print_text
+from dapo.core.terminal import print_json
+from dapo.policy.memory_model import GIB
+from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.start.check import Checked, check
 from dapo.start.ignored_options import ignored_options
-from dapo.start.resolve import require_hardware
 from dapo.types import Problem
+
+if TYPE_CHECKING:
+    from dapo.analysis.probe import Probe
+    from dapo.cli.check.estimate import ResourceEstimate
 
 
 def check_config(
@@ -32,9 +41,10 @@ def check_config(
     problems: int | None,
     samples: int | None,
     against: Path | None,
+    verbose: bool,
     as_json: bool,
 ) -> bool:
-    """Describe a configuration, its problems first; return True if it can run.
+    """Describe a configuration, the verdict first; return True if it can run.
 
     Args:
         config: the configuration to describe.
@@ -43,51 +53,210 @@ def check_config(
         problems: the least number of problems that the probe judges; None: the default.
         samples: responses to each problem of the probe; None: `rollout.group_size`.
         against: a run whose first steps are compared with the probe.
+        verbose: print everything that is known.
         as_json: print JSON instead of lines.
     """
-    with check(config, elsewhere=config.uses_ray) as checked:
+    with check(config, elsewhere=config.uses_ray, starts=False) as checked:
+        facts = CheckedFacts.of(checked)
+        measured = None
+        if probe and not facts.faults:
+            from dapo.cli.check.probe import run_probe
+
+            measured = run_probe(checked, problems, samples)
         if as_json:
-            result = check_as_json(checked)
-            faults = result["problems"]
+            result = check_as_json(facts)
+            if measured is not None:
+                from dapo.cli.check.probe import probe_as_json
+
+                result["probe"] = probe_as_json(measured[1], against)
+                result["verdict"] = facts.verdict(measured[1])
+                result["seconds"] = run_seconds(facts, measured[1])
+            print_json(result)
         else:
-            if (fork := Fork.of(RunDirectory(path.parent))) is not None:
-                print_text(f"fork      of {fork.describe()}")
-            faults = _print_lines(checked)
-        if probe and not faults:
-            from dapo.cli.check.probe import describe_probe, probe_as_json, run_probe
-
-            resolved, measured = run_probe(checked, problems, samples)
-            if as_json:
-                result["probe"] = probe_as_json(measured, against)
-            else:
-                print_text()
-                for line in describe_probe(resolved, measured, against):
-                    print_text(line)
-    if as_json:
-        print_json(result)
-    return not faults
+            _print_lines(facts, path, measured, against, verbose=verbose)
+    return not facts.faults
 
 
-def _print_lines(checked: Checked) -> list[str]:
-    """Print the description, problems first, and return the problems."""
-    config = checked.config
-    data, num_removed = data_facts(checked)
-    description = explain(config, (data, num_removed))
-    estimate = describe_estimate(config, hardware_profile_for(config))
-    lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
-    faults = [f"problem: {fault}" for fault in missing_hardware(config)]
-    faults += [line for line in lines if line.startswith("problem: ")]
-    for line in [
-        *faults,
-        *([""] if faults else []),
-        *(line for line in lines if line not in faults),
-    ]:
-        print_text(line)
-    return faults
+@dataclass(frozen=True)
+class CheckedFacts:
+    """What is known of a configuration before it runs."""
+
+    config: Config
+    data: Sequence[DataFacts]
+    num_removed: int  # the training problems that are in the evaluation data, too
+    estimate: "ResourceEstimate | None"  # None if the model's sizes are not known
+    faults: Sequence[str]  # the reasons why it cannot run; empty if it can
+
+    @classmethod
+    def of(cls, checked: Checked) -> Self:
+        """Read the data and estimate the memory. Raises DataError and RewardError as `explain`."""
+        config = checked.config
+        data, num_removed = data_facts(checked)
+        from dapo.cli.check.estimate import hardware_profile_for
+        from dapo.cli.check.report import estimate_of, find_problems
+
+        estimate, note = estimate_of(config, hardware_profile_for(config))
+        faults = missing_hardware(config)
+        if note is not None and note.startswith("problem: "):
+            faults.append(note.removeprefix("problem: "))
+        if estimate is not None:
+            faults += find_problems(estimate)
+        return cls(config, data, num_removed, estimate, faults)
+
+    @property
+    def eval_problems(self) -> int | None:
+        """The number of evaluation problems; None if there are none or they are not here."""
+        counts = [
+            len(facts.problems)
+            for facts in self.data
+            if facts.role == "eval" and facts.problems is not None
+        ]
+        return counts[0] if counts else None
+
+    def disk(self, *, in_training: bool = False) -> dict[str, float] | None:
+        """Return the bytes of the run directory by part; None if the sizes are not known."""
+        if self.estimate is None:
+            return None
+        from dapo.cli.check.disk import disk_bytes
+
+        return disk_bytes(self.estimate, eval_problems=self.eval_problems, in_training=in_training)
+
+    def verdict(self, probe: "Probe | None" = None) -> str:
+        """Say whether the configuration fits and what the run takes, in a sentence."""
+        from dapo.cli.check.report import fullest_device
+
+        memory = None if self.estimate is None else fullest_device(self.estimate)
+        needed = ""
+        if memory is not None:
+            needed = f"{memory.needed / GIB:,.1f} of {memory.available / GIB:,.1f} GiB"
+        if self.faults:
+            if memory is not None and memory.needed > memory.available:
+                return f"does not fit: needs {needed}{memory.owner}"
+            return f"cannot run: {plural(len(self.faults), 'problem')}"
+        facts = [f"{needed}{memory.owner}"] if memory is not None else ["unknown memory"]
+        disk = self.disk()
+        if disk is not None:
+            facts.append(f"{size(sum(disk.values()))} of disk")
+        if probe is None:
+            return f"ok: {', '.join(facts)}; --probe measures the time"
+        seconds = run_seconds(self, probe)
+        facts.append("unknown time" if seconds is None else f"about {_minutes(seconds)}")
+        signal = round(probe.kept * probe.problems)
+        return (
+            f"ok: {', '.join(facts)}; {signal} of {plural(probe.problems, 'problem')} carry a"
+            " signal"
+        )
+
+
+def run_seconds(facts: CheckedFacts, probe: "Probe") -> float | None:
+    """Return the seconds of the whole run at the measured rates; None if no step was measured.
+
+    Steps as in the probe, and evaluations at its rate of sampling; a model that learns shorter or
+    longer responses takes other times.
+    """
+    if probe.step_s is None:
+        return None
+    from dapo.cli.check.disk import num_evaluations
+
+    config = facts.config
+    responses = (facts.eval_problems or 0) * config.eval.samples_per_problem
+    evaluation = responses * probe.response_tokens / probe.tokens_per_s
+    return config.train.num_steps * probe.step_s + num_evaluations(config) * evaluation
+
+
+def _minutes(seconds: float) -> str:
+    """Return a time in its unit, as an estimate deserves.
+
+    >>> _minutes(20), _minutes(100), _minutes(8000), _minutes(400_000)
+    ('1 minute', '2 minutes', '2.2 hours', '4.6 days')
+    """
+    minutes = seconds / 60
+    if minutes < 90:
+        return plural(max(1, round(minutes)), "minute")
+    if minutes < 36 * 60:
+        return f"{minutes / 60:.2g} hours"
+    return f"{minutes / 60 / 24:.2g} days"
+
+
+def _print_lines(
+    facts: CheckedFacts,
+    path: Path,
+    measured: "tuple[Config, Probe] | None",
+    against: Path | None,
+    *,
+    verbose: bool,
+) -> None:
+    """Print the verdict and the problems, then what a first look needs, or all (`verbose`)."""
+    from dapo.cli.check.estimate import hardware_profile_for
+    from dapo.cli.check.report import describe_estimate, describe_prompts
+
+    console = SafeConsole()
+    probe = None if measured is None else measured[1]
+    say(console, facts.verdict(probe), style="bold")
+    if (fork := Fork.of(RunDirectory(path.parent))) is not None:
+        say(console, f"fork of {fork.describe()}")
+    for fault in facts.faults:
+        say(console, f"problem: {fault}")
+    config = facts.config
+    problems = _problems(facts.data)
+    notes = list(describe_prompts(config, problems))
+    if verbose:
+        lines = [*explain(config, (facts.data, facts.num_removed)), "", *notes]
+        estimate = describe_estimate(config, hardware_profile_for(config))
+        lines += [line for line in estimate if not line.startswith("problem: ")]
+        lines += ["", *_disk_lines(facts)]
+    else:
+        lines = list(in_short(config, facts.data, facts.num_removed))
+        # the first note names the end tokens, which are right where nothing follows
+        lines += notes[1:]
+    if measured is not None:
+        from dapo.cli.check.probe import describe_probe, summarize_probe
+
+        if verbose:
+            lines += ["", *describe_probe(*measured)]
+        else:
+            lines += summarize_probe(measured[1])
+    if against is not None and measured is not None:
+        from dapo.cli.check.probe import compare_probe
+
+        lines += ["", *compare_probe(measured[1], against)]
+    for line in lines:
+        _print_aligned(console, line)
+    if not verbose:
+        say(console, "--verbose shows the step, memory and disk by part, and the paper's values")
+
+
+def _print_aligned(console: SafeConsole, line: str) -> None:
+    """Print a line, and what does not fit under the text behind its label."""
+    label = re.match(r" *(?:\S+(?: \S+)* {2,})?", line)
+    assert label is not None
+    if label.end() > console.width // 2:
+        say(console, line)
+    else:
+        say(console, line[label.end() :], label=label[0], indent=label.end())
+
+
+def _disk_lines(facts: CheckedFacts) -> list[str]:
+    """Return the parts of the run directory, the largest size and the size of an export."""
+    from dapo.cli.check.disk import export_bytes
+
+    disk = facts.disk()
+    largest = facts.disk(in_training=True)
+    if disk is None or largest is None or facts.estimate is None:
+        return []
+    lines = ["disk, after the run:"]
+    lines += [f"  {size(count):>10}  {name}" for name, count in disk.items()]
+    lines.append(
+        f"  {size(sum(disk.values())):>10}  total; at most {size(sum(largest.values()))} while it"
+        f" trains; an export takes {size(export_bytes(facts.estimate))}"
+    )
+    return lines
 
 
 def missing_hardware(config: Config) -> list[str]:
     """Return the hardware that a local run requires and this machine lacks, as sentences."""
+    from dapo.start.resolve import require_hardware
+
     try:
         if not config.uses_ray:
             require_hardware(config)
@@ -96,24 +265,18 @@ def missing_hardware(config: Config) -> list[str]:
     return []
 
 
-def check_as_json(checked: Checked) -> dict[str, Any]:
-    """Return the result of `dapo check` as JSON values; `problems` is empty if it can run.
+def check_as_json(facts: CheckedFacts) -> dict[str, Any]:
+    """Return the result of `dapo check` as JSON values; `problems` is empty if it can run."""
+    from dapo.cli.check.report import describe_prompts
 
-    Raises DataError and RewardError, as `explain` does.
-    """
-    config = checked.config
-    data, num_removed = data_facts(checked)
-    estimate, note = estimate_of(config, hardware_profile_for(config))
+    config = facts.config
     rollout = config.rollout
-    faults = missing_hardware(config)
-    if note is not None and note.startswith("problem: "):
-        faults.append(note.removeprefix("problem: "))
-    if estimate is not None:
-        faults += find_problems(estimate)
     return {
         "config": config.model_dump(mode="json"),
+        "verdict": facts.verdict(),
         "data": (
-            {facts.role: _data_json(facts) for facts in data} | {"removed_from_train": num_removed}
+            {source.role: _data_json(source) for source in facts.data}
+            | {"removed_from_train": facts.num_removed}
         ),
         "step": {
             "prompts": rollout.prompts_per_step,
@@ -129,9 +292,10 @@ def check_as_json(checked: Checked) -> dict[str, Any]:
             {"option": name, "value": value, "paper": paper}
             for name, value, paper in changed_paper_values(config)
         ],
-        "notes": list(describe_prompts(config, _problems(data))),
-        "estimate": None if estimate is None else _estimate_json(estimate),
-        "problems": faults,
+        "notes": list(describe_prompts(config, _problems(facts.data))),
+        "estimate": None if facts.estimate is None else _estimate_json(facts.estimate),
+        "disk_bytes": facts.disk(),
+        "problems": list(facts.faults),
     }
 
 
@@ -150,7 +314,7 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
     }
 
 
-def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
+def _estimate_json(estimate: "ResourceEstimate") -> dict[str, Any]:
     """Return counts and bytes; memory is by part of each process."""
     if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from dapo.analysis.probe import (
@@ -22,12 +21,11 @@ from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.start.check import Checked
+from dapo.start.check import Checked, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
 
 _BAR = 30
-_WIDTH = 110
 
 
 def run_probe(checked: Checked, problems: int | None, samples: int | None) -> tuple[Config, Probe]:
@@ -35,7 +33,7 @@ def run_probe(checked: Checked, problems: int | None, samples: int | None) -> tu
 
     Returns the resolved options, too.
     """
-    inputs = read(resolve(checked))
+    inputs = read(resolve(checked), read_data(checked))
     with progress("probe") as show:
         show(0, problems or default_problems(inputs.config))
         probe = probe_run(inputs, problems=problems, samples=samples, on_progress=show)
@@ -57,11 +55,24 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
     return result
 
 
-def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
-    """Yield lines about pass rates, responses, lengths, speed, memory and another run.
+def summarize_probe(probe: Probe) -> Iterator[str]:
+    """Yield the accuracy, the truncated responses and the seconds of a step, and the findings."""
+    facts = [f"{probe.samples} responses to each problem"]
+    if probe.accuracy is not None:
+        facts.append(f"accuracy {probe.accuracy:.1%}")
+    facts.append(f"{probe.truncated:.1%} truncated")
+    if probe.step_s is not None:
+        facts.append(f"{_number(probe.step_s)} s per step")
+    if probe.verifier_errors:
+        facts.append(f"{probe.verifier_errors} without a verdict")
+    yield f"probe     {', '.join(facts)}"
+    for finding in probe.findings:
+        if finding.severity != "note":
+            yield f"{finding.severity}: {finding.one_line()}"
 
-    `config` is resolved.
-    """
+
+def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
+    """Yield lines about pass rates, responses, lengths, speed and memory; `config` is resolved."""
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
@@ -86,18 +97,13 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
     for finding in probe.findings:
-        text = f"{finding.severity}: {finding.one_line()}"
-        yield from wrap(
-            text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-        )
+        yield f"  {finding.severity}: {finding.one_line()}"
     yield ""
     yield from _speed(config, probe)
-    if against is not None:
-        yield ""
-        yield from _compare(probe, against)
 
 
-def _compare(probe: Probe, run: Path) -> Iterator[str]:
+def compare_probe(probe: Probe, run: Path) -> Iterator[str]:
+    """Yield the measurements next to those of a run's first steps."""
     checks = compare_with_run(probe, RunDirectory.open(run))
     yield f"compared with steps 1 to {FIRST_STEPS} of {run}:"
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"

@@ -1,12 +1,13 @@
 """The lines of `dapo check` about processes, memory, weight sync and what does not fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.cli.formatting import plural
 from dapo.config import Config, LoraConfig, ModelConfig
+from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
@@ -270,18 +271,51 @@ def _values_taken(profile: HardwareProfile) -> Iterator[str]:
     )
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory that the fullest device needs and has."""
+
+    needed: float  # bytes
+    available: float  # bytes
+    owner: str  # what the memory is of, for behind a number; empty for this machine's
+
+
+def fullest_device(estimate: ResourceEstimate) -> DeviceMemory:
+    """Return the memory of the device that is filled the most."""
+    is_gpu = estimate.profile.device == "gpu"
+    if not estimate.config.is_multiprocess:
+        owner = " of a GPU" if is_gpu else ""
+        return DeviceMemory(sum(estimate.process_memory().values()), estimate.available, owner)
+    trainer = sum(estimate.trainer_memory().values())
+    engine = sum(estimate.engine_memory().values())
+    if not is_gpu and not estimate.config.uses_ray:
+        total = estimate.ranks * trainer + estimate.config.engine_processes * engine
+        return DeviceMemory(total, estimate.available, "")
+    device = "GPU" if is_gpu else "node"
+    devices = [DeviceMemory(trainer, estimate.available, f" of a trainer's {device}")]
+    if estimate.config.engine_processes:
+        available = estimate.engine_available
+        devices.append(DeviceMemory(engine, available, f" of an engine's {device}"))
+    return max(devices, key=lambda memory: memory.needed / max(memory.available, 1))
+
+
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield each reason why the configuration cannot run, with the option to change."""
     config = estimate.config
     dimensions = estimate.dimensions
-    if (
-        dimensions.max_positions is not None
-        and config.rollout.max_response_tokens >= dimensions.max_positions
-    ):
-        yield (
-            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a"
-            f" prompt in the {dimensions.max_positions:,} positions of the model"
-        )
+    limit = config.rollout.max_response_tokens
+    positions = dimensions.max_positions
+    if positions is not None and limit + config.max_observed_tokens >= positions:
+        if config.max_observed_tokens:
+            yield (
+                f"an episode of at most {length_as_sum(config, limit)} leaves no room for a prompt"
+                f" in the {positions:,} positions of the model; {lower_lengths(config, limit)}"
+            )
+        else:
+            yield (
+                f"rollout.max_response_tokens={limit} leaves no room for a prompt in the"
+                f" {positions:,} positions of the model"
+            )
     if not estimate.config.is_multiprocess:
         yield from _too_large(estimate, "the process", estimate.process_memory())
         return
@@ -321,9 +355,7 @@ def _too_large(
         return
     largest = max(breakdown, key=lambda name: breakdown[name])
     fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate))
-    fixes = fixes or [
-        "use a smaller model or a machine with more memory, or lower rollout.max_response_tokens"
-    ]
+    fixes = fixes or [f"use a smaller model or a machine with more memory, or {_shorter(estimate)}"]
     is_cpu = estimate.profile.device == "cpu"
     note = ""
     if is_cpu:
@@ -332,6 +364,14 @@ def _too_large(
         f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is"
         f" {largest} ({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
     )
+
+
+def _shorter(estimate: ResourceEstimate) -> str:
+    """Return the options to lower for shorter sequences."""
+    config = estimate.config
+    if not config.max_observed_tokens:
+        return "lower rollout.max_response_tokens"
+    return lower_lengths(config, config.rollout.max_response_tokens)
 
 
 def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
@@ -366,7 +406,7 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         return
     remaining = available - (total - cache)
     requirement = f"{_gib(total)}"
-    fix = "use a smaller model, or lower rollout.max_response_tokens"
+    fix = f"use a smaller model, or {_shorter(estimate)}"
     if remaining > 0 and kind.cache_option is not None:
         limit = (
             remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache

@@ -46,6 +46,26 @@ def explain(config: Config, data: "tuple[Sequence[DataFacts], int] | None" = Non
         yield from (f"  - {line}" for line in lines)
 
 
+def in_short(config: Config, data: "Sequence[DataFacts]", num_removed: int) -> Iterator[str]:
+    """Yield the model, the data, a step and the mistakes in a few lines."""
+    config = resolve_auto_verifier(config)
+    train = config.train
+    yield f"model     {config.model.name}"
+    yield from _data(config, data, num_removed)
+    if config.is_supervised:
+        yield f"step      {train.minibatch_groups} demonstrations; {train.num_steps} steps"
+    else:
+        prompts = config.rollout.prompts_per_step
+        responses = prompts * config.rollout.group_size
+        yield (
+            f"step      {responses:,} responses to {prompts:,} prompts, of at most"
+            f" {config.rollout.max_response_tokens:,} tokens; {train.num_steps} steps"
+        )
+        yield f"reward    {weighted(config.reward.verifier)}"
+    for line in ignored_options(config):
+        yield f"ignored   {line}"
+
+
 def differences_from_paper(config: Config) -> Iterator[str]:
     """Describe each option whose value differs from the paper's (section 4.1)."""
     for name, value, paper in changed_paper_values(config):
@@ -102,7 +122,9 @@ def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> 
         return DataFacts(role, source.label, None)
     if role == "train" and checked.config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    problems, warnings = load_rows(checked.config.data, checked.config.reward, checked.code, role)
+    config = checked.config
+    columns = checked.code.needed_columns
+    problems, warnings = load_rows(config.data, config.reward, columns, role)
     return DataFacts(role, source.label, problems, warnings)
 
 
@@ -140,14 +162,15 @@ def _step(config: Config) -> Iterator[str]:
     train = config.train
     responses = rollout.prompts_per_step * rollout.group_size
     microbatch = (
-        "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
+        "as many tokens as fit"
+        if train.microbatch_tokens is None
+        else f"at most {train.microbatch_tokens:,} tokens"
     )
     yield "one step:"
     if config.is_supervised:
         yield (
             f"  update      1 of {train.minibatch_groups} demonstrations, of at most"
-            f" {rollout.max_response_tokens:,} answer tokens each, in microbatches of at most"
-            f" {microbatch} tokens"
+            f" {rollout.max_response_tokens:,} answer tokens each, in microbatches of {microbatch}"
         )
         yield (
             "  loss        mean negative log-probability of the answers' tokens; nothing is sampled"
@@ -175,8 +198,8 @@ def _step(config: Config) -> Iterator[str]:
         )
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts ="
-        f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at"
-        f" most {microbatch} tokens"
+        f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of"
+        f" {microbatch}"
     )
     shaping = {
         "soft": (

@@ -67,7 +67,7 @@ def describe_problems(
         "distinct": len(unique),
         "copies": len(problems) - len(unique),
         "max_copies": max(copies for _, copies in unique),
-        "conflicting_answers": conflicting_answers(problems),
+        "conflicting_answers": len(conflicting_answers(problems)),
         "prompt_characters": summarize([len(text) for text in texts]),
         "prompt_tokens": prompt_tokens,
         "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
@@ -77,18 +77,26 @@ def describe_problems(
     }
 
 
-def conflicting_answers(problems: Sequence[Problem]) -> int:
-    """Count the texts whose copies have different answers; equivalent answers do not conflict."""
-    answers: dict[str, set[str]] = {}
+def conflicting_answers(problems: Sequence[Problem]) -> dict[str, list[str]]:
+    """Find the texts whose copies have different answers; equivalent answers do not conflict.
+
+    >>> conflicting_answers([Problem("a", "1+1", "2"), Problem("b", "1+1", "3")])
+    {'1+1': ['2', '3']}
+    """
+    answers: dict[str, dict[str, None]] = {}
     for problem, _ in unique_problems(problems):
-        answers.setdefault(prompt_text(problem.prompt), set()).add(problem.answer)
-    num_conflicts = 0
-    for references in answers.values():
+        answers.setdefault(prompt_text(problem.prompt), {})[problem.answer] = None
+    conflicts = {}
+    for text, references in answers.items():
         # one text needs no key, which takes long to compute
-        if len(references) > 1:
-            keys = {answer_key(reference) for reference in references}
-            num_conflicts += len(keys) > 1
-    return num_conflicts
+        if len(references) == 1:
+            continue
+        first_by_key: dict[str, str] = {}
+        for reference in references:
+            first_by_key.setdefault(answer_key(reference), reference)
+        if len(first_by_key) > 1:
+            conflicts[text] = list(first_by_key.values())
+    return conflicts
 
 
 def summarize(values: Sequence[int]) -> dict[str, float]:

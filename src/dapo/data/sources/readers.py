@@ -79,6 +79,9 @@ def _check(path: Path) -> None:
         raise DataError(f"data file {str(path)[:60]}...: {error.strerror}") from None
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected one file: it {_contents(path)[1]}")
+    parts = str(path).split(",")
+    if not path.exists() and len(parts) > 1 and all(part.endswith(FILE_TYPES) for part in parts):
+        raise DataError(f"no data file {path}; several files are typed as a list, '[{path}]'")
     if not path.parent.is_dir():
         raise DataError(f"no data file {path}; the folder {path.parent} does not exist")
     if not path.exists():

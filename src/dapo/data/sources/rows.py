@@ -140,6 +140,11 @@ def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def prompted_problem(prompt: Prompt, columns: Mapping[str, Any] | None = None) -> Problem:
+    """Return a problem that only asks; its id, the key of its random numbers, is that of its text."""
+    return Problem(problem_id(prompt, ""), prompt, "", "generate", columns or {})
+
+
 def prompt_text(prompt: Prompt) -> str:
     """Return the prompt, without system messages, on one line with whitespace collapsed."""
     if not isinstance(prompt, str):

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
-from dapo.engines.engine import WeightSource
+from dapo.engines.engine import Capabilities, WeightSource
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
@@ -121,6 +121,10 @@ class NativeEngine(EngineState):
         return self._cache.num_bytes + prompt_bytes + continued_bytes
 
     @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(partial=self._partial)
+
+    @property
     def in_flight(self) -> list[str]:
         running = [seq.request.id for seq in self._rows.sequences]
         return running + list(self._scheduler.waiting)
@@ -207,6 +211,9 @@ class NativeEngine(EngineState):
         self._cache.release()
         self._free_unused()
         self._scheduler.waiting.clear()
+
+    def _partial(self) -> dict[str, tuple[int, ...]]:
+        return {seq.request.id: tuple(seq.token_ids) for seq in self._rows.sequences}
 
     def _decode(self) -> list[Generation]:
         """Run one decode step of all rows, and free the finished rows."""

@@ -28,12 +28,9 @@ from dapo.core.terminal import print_text
 from dapo.core.text import shorten
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
+from dapo.engines.vllm.package import INSTALL
 from dapo.types import GenerationRequest
 
-INSTALL = (
-    "install it: pip install vllm on a GPU; `dapo show docs machines` has the steps for a CPU; or"
-    " name the interpreter of another environment, rollout.vllm.python=PATH"
-)
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 CPU_CACHE_GIB = 2.0  # the value of `rollout.vllm.cache_gib: auto` on a CPU
 # the fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`

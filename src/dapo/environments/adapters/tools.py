@@ -81,6 +81,10 @@ class ToolEnvironment:
         if close is not None:
             self._loop.finish(close())
 
+    def method_of_state(self, call: str) -> object:
+        """Return the method of the user's object from which the answer to a call comes."""
+        return getattr(self._state, "reset" if call == "reset" else "get_reward", None)
+
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str | Failure:
         result = try_call(lambda: self._loop.finish(self._tools[name](**arguments)))
         if isinstance(result, Failure):

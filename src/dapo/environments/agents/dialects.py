@@ -177,9 +177,7 @@ class Chat:
 
     def error(self, error: AgentError) -> dict[str, Any]:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        return {
-            "error": {"message": str(error), "type": kind, "param": None, "code": error.code}
-        }
+        return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
 
 
 class Completions(Chat):
@@ -251,7 +249,9 @@ class Responses(Chat):
         if instructions:
             messages.append({"role": "system", "content": instructions})
         messages += _items(fields.required("input", str, list))
-        text_format = ((fields.optional("text", dict) or {}).get("format") or {}).get("type", "text")
+        text_format = ((fields.optional("text", dict) or {}).get("format") or {}).get(
+            "type", "text"
+        )
         choice = _tool_choice(body.get("tool_choice"))
         foreign = [] if text_format == "text" else ["text.format"]
         if choice not in ("auto", "none"):
@@ -582,9 +582,7 @@ def _from_anthropic(message: Any) -> list[dict[str, Any]]:
 # --- writing
 
 
-def _head(
-    body: Mapping[str, Any], answers: Sequence[AgentAnswer], kind: str
-) -> dict[str, Any]:
+def _head(body: Mapping[str, Any], answers: Sequence[AgentAnswer], kind: str) -> dict[str, Any]:
     return {
         "id": answers[0].id,
         "object": kind,

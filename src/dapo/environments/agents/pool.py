@@ -163,9 +163,7 @@ class AgentPool(WorkerPool):
 
     def open(self, problem: Problem, seed: int, request: GenerationRequest) -> Agent:
         """Start an agent for a problem. Raises ConfigError for fields that are not JSON."""
-        session = Session(
-            "policy", request.temperature, request.top_p, overrides=self._overrides
-        )
+        session = Session("policy", request.temperature, request.top_p, overrides=self._overrides)
         self.server.open(session)
         message = {
             "problem": problem_to_frame(problem),

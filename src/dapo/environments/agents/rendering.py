@@ -164,9 +164,7 @@ class AgentRenderer:
                 error = reason
         raise AgentError(400, f"messages: {error}")
 
-    def _text_ids(
-        self, renderer: TurnRenderer, text: str, parent: Call | None
-    ) -> tuple[int, ...]:
+    def _text_ids(self, renderer: TurnRenderer, text: str, parent: Call | None) -> tuple[int, ...]:
         if parent is not None:
             return renderer.prompts.encode_rendered(text[len(parent.whole_text) :])
         if not text:
@@ -184,7 +182,10 @@ def _with_json_arguments(message: Message) -> dict[str, Any]:
     if not calls:
         return dict(message)
     written = [
-        {**call, "function": {**call["function"], "arguments": to_json(call["function"]["arguments"])}}
+        {
+            **call,
+            "function": {**call["function"], "arguments": to_json(call["function"]["arguments"])},
+        }
         for call in calls
     ]
     return {**message, "tool_calls": written}

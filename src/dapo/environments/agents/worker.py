@@ -91,9 +91,7 @@ def _monitor(
     os._exit(0)
 
 
-def _report(
-    message: dict[str, Any], play: Callable[[Problem, str, str], Any]
-) -> dict[str, Any]:
+def _report(message: dict[str, Any], play: Callable[[Problem, str, str], Any]) -> dict[str, Any]:
     """Return an agent's result, or the reason why it has none, as JSON values."""
     import numpy as np
 

@@ -128,7 +128,7 @@ def _reward_name(name: str) -> str:
 
 def _sinks(value: Any) -> list[str]:
     names = value if isinstance(value, list) else [value]
-    return [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+    return [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
 
 
 def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:

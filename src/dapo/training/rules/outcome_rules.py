@@ -7,6 +7,7 @@ import shlex
 from typing import Any
 
 from dapo.config import Config
+from dapo.config.lengths import limit_of_response
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import AUDIT_GAP, GAIN, LONG, MIN_STEPS, MetricHistory
 from dapo.training.rules.sampling_rules import decided
@@ -89,12 +90,15 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         f"{name} at first": first_accuracy,
     }
     if last.truncated - best.truncated >= (best.accuracy - last.accuracy) / 2:
-        limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
+        section = "rollout" if config.eval.max_response_tokens is None else "eval"
+        option, limit = limit_of_response(config, section)
+        if option.startswith("rollout."):
+            option = "eval.max_response_tokens"
         return Symptom(
             f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit}"
             f" tokens, after {best.truncated:.0%}: they are cut off, which is not overfitting",
             evidence | {"eval truncated_fraction": last.truncated},
-            (f"eval.max_response_tokens={2 * limit}",),
+            (f"{option}={2 * limit}",),
         )
     return Symptom(
         f"{fell}, beyond both intervals, while training went from {first_accuracy:.3g} to"

@@ -3,6 +3,7 @@ form.
 """
 
 from dapo.config import Config
+from dapo.config.lengths import limit_of_response
 from dapo.rewards.verifier import VERIFIERS
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
@@ -48,9 +49,11 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
     truncated = history.mean("rollout/truncated_fraction") or 0.0
-    limit = config.rollout.max_response_tokens
+    option, limit = limit_of_response(config)
     is_cut = truncated > TRUNCATED
-    if is_cut:
+    if is_cut and config.plays_episodes:
+        cause = f"{truncated:.0%} of the episodes are cut at {option}={limit}"
+    elif is_cut:
         cause = f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
     else:
         cause = "problems are too hard"
@@ -58,7 +61,7 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
         f"{cause}: every response to {groups:,} prompts is wrong, so {result}",
         {"rollout/keep_rate": keep_rate}
         | history.means("reward/accuracy", "rollout/truncated_fraction"),
-        (f"rollout.max_response_tokens={2 * limit}",) if is_cut else (),
+        (f"{option}={2 * limit}",) if is_cut else (),
         advice=(
             f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is"
             " cut off, or in a form that the reward does not expect, is wrong too"
@@ -290,22 +293,31 @@ def _cut_off(
 ) -> Symptom | None:
     if not truncated > TRUNCATED:
         return None
-    limit: int = getattr(config, section).max_response_tokens
+    option, limit = limit_of_response(config, section)
     # so most truncated responses are right
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
     if has_answered:
         reason = "they continue after their answer"
+    elif config.plays_episodes:
+        reason = "their environment does not answer a turn that is cut"
     else:
         reason = "they are judged before they have answered"
+    shorter = "request shorter answers in data.instruction"
+    what = "responses"
+    where = f"the limit of {limit} tokens"
+    if config.plays_episodes:
+        shorter = "request shorter turns in the prompt of reset, or in data.instruction"
+        what = "episodes"
+        is_of_turn = option == "environment.max_turn_tokens"
+        where += " of a turn" if is_of_turn else ", which all turns of an episode share"
     return Symptom(
-        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}:"
-        f" {reason}",
+        f"{truncated:.1%} of the {what}{sampled} end at {where}{effect}: {reason}",
         {
             "eval truncated_fraction" if sampled else "rollout/truncated_fraction": truncated,
             "accuracy": accuracy,
         },
-        () if has_answered else (f"{section}.max_response_tokens={2 * limit}",),
-        advice="request shorter answers in data.instruction",
+        () if has_answered else (f"{option}={2 * limit}",),
+        advice=shorter,
     )
 
 

@@ -1,0 +1,310 @@
+"""Plays an environment with turns of nonsense, before training and for `dapo test ENVIRONMENT`.
+
+Prompts, turns, observations, cuts and rewards go through the code of training; only the turns are
+not sampled from a model. So an environment that always fails is refused before the first step.
+"""
+
+import math
+import random
+import string
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from dapo.config.environment import EnvironmentConfig
+from dapo.engines.continuation import ContinuingEngine
+from dapo.engines.engine import Capabilities, WeightSource
+from dapo.environments.engine import EpisodeEngine
+from dapo.environments.pool import EnvironmentPool
+from dapo.environments.rendering import TurnRenderer
+from dapo.environments.starts import EpisodeStarts
+from dapo.rewards.combine import build_verifier
+from dapo.types import Episode, EpisodeText, Generation, GenerationRequest, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CUT = "cut off"
+ANSWERS = ("random text", "a number")
+_ENDED = ("nothing", *ANSWERS)
+KINDS = (*_ENDED, CUT, *_ENDED, *_ENDED)
+"""What each turn of an episode is; the first ones have every kind, if time ends the others."""
+BUDGET_S = 1.5
+"""The seconds that a start of training spends here at most."""
+_MAX_TOKENS = 2**30
+
+
+@dataclass(frozen=True)
+class Play:
+    """An episode of nonsense, and whether a second play of it differed."""
+
+    seed: int
+    kind: str
+    episode: Episode
+    differs: bool = False
+    has_tools: bool = False
+
+    @property
+    def turns(self) -> int:
+        return self.episode.num_turns
+
+    @property
+    def reward(self) -> float:
+        return math.fsum(self.episode.rewards)
+
+    @property
+    def correct(self) -> bool | None:
+        return self.episode.correct
+
+    @property
+    def error(self) -> str | None:
+        return self.episode.error
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the episode as JSON values."""
+        names = ("seed", "kind", "turns", "reward", "correct", "error", "differs")
+        return {name: getattr(self, name) for name in names}
+
+
+class NonsenseEngine:
+    """A rollout engine without a model: each turn is nonsense of one kind."""
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop_id = stop_id
+        self._kind = kind
+        self._chance = random.Random(seed)
+        self._waiting: list[GenerationRequest] = []
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        raise NotImplementedError("nonsense has no weights")
+
+    def drop_weights(self) -> None:
+        raise NotImplementedError("nonsense has no weights")
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        self._waiting += requests
+
+    def poll(self) -> list[Generation]:
+        requests = self._waiting
+        self._waiting = []
+        return [self._turn(request) for request in requests]
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        raise NotImplementedError("nonsense is not aborted")
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def _turn(self, request: GenerationRequest) -> Generation:
+        text = _nonsense(self._kind, self._chance)
+        ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+        is_cut = self._kind == CUT
+        if not is_cut:
+            ids.append(self._stop_id)
+        logprobs = array("f", [-1.0] * len(ids))
+        return Generation(
+            request.id, array("i", ids), logprobs, "length" if is_cut else "stop", version=0
+        )
+
+
+class NonsensePlayer:
+    """Plays nonsense with the processes, prompts and renderer of a run."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        pool: EnvironmentPool,
+        renderer: TurnRenderer,
+        starts: EpisodeStarts,
+        options: EnvironmentConfig,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._renderer = renderer
+        self._starts = starts
+        self._options = options
+        self._verifier = build_verifier("environment")
+
+    def play_all(self, problems: Sequence[Problem], *, budget_s: float | None = None) -> list[Play]:
+        """Play an episode of each of KINDS, then repeat them in reverse order.
+
+        Args:
+            problems: problems with the prompts of their environments, which are taken in turn.
+            budget_s: seconds after which no other episode is played; None: all are.
+
+        Returns the episodes that were played to their end.
+        """
+        half = math.inf if budget_s is None else budget_s / 2
+        started = time.monotonic()
+        plays: list[Play] = []
+        for seed in range(len(KINDS)):
+            play = self._play(problems[seed % len(problems)], seed, started + half)
+            if play is None:
+                break
+            plays.append(play)
+        # state that one episode leaves to the next shows in another order
+        for index in reversed(range(len(plays))):
+            play = plays[index]
+            problem = problems[play.seed % len(problems)]
+            repetition = self._play(problem, play.seed, started + 2 * half)
+            if repetition is None:
+                break
+            plays[index] = replace(play, differs=play.episode != repetition.episode)
+        return plays
+
+    def _play(self, problem: Problem, seed: int, deadline: float) -> Play | None:
+        """Play one episode; None if its environment has not answered by the deadline."""
+        kind = KINDS[seed]
+        prompts = self._renderer.prompts
+        prompt_ids = prompts.encode(problem)
+        end = prompts.turn_end
+        stop_id = (
+            self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+        )
+        nonsense = ContinuingEngine(NonsenseEngine(self._tokenizer, stop_id, kind, seed))
+        engine = EpisodeEngine(
+            nonsense, self._pool, self._renderer, self._options, starts=self._starts
+        )
+        request = GenerationRequest(
+            "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
+        )
+        engine.submit([request])
+        ended: list[Generation] = []
+        try:
+            while not ended:
+                if not engine.wait_for_answers(deadline - time.monotonic()):
+                    return None
+                ended = engine.poll()
+        finally:
+            engine.close()
+        episode = ended[0].episode
+        assert episode is not None
+        text = EpisodeText(episode)
+        verdict = self._verifier.judge_group(problem, [text], [ended[0].token_ids])[0]
+        if verdict.error is not None:
+            error = verdict.error.removeprefix("environment: ")
+            episode = replace(episode, error=error)
+        return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
+
+
+def _nonsense(kind: str, chance: random.Random) -> str:
+    """Return the text of one turn."""
+    if kind == "nothing":
+        return ""
+    if kind == "a number":
+        return str(chance.randint(0, 99))
+    return "".join(chance.choices(string.printable, k=40))
+
+
+def is_unusable(plays: Sequence[Play]) -> bool:
+    """Return True if most episodes fail, whatever their turns are.
+
+    An environment that fails on some kinds of turns may still be trained on the others. Episodes
+    that were not played count as well played, so more of them never make an environment usable.
+    """
+    failed = Counter(play.kind for play in plays if play.error is not None)
+    return all(2 * failed[kind] > KINDS.count(kind) for kind in _ENDED)
+
+
+@dataclass(frozen=True)
+class RewardedCut:
+    """A turn that is cut at the limit of tokens gets a higher reward than a wrong answer."""
+
+    cut: float
+    wrong: float
+    goes_on: bool
+    """Whether an episode continues after wrong answers until no turns are left."""
+    has_tools: bool
+
+    @property
+    def advice(self) -> str:
+        """A sentence with what to write."""
+        wrong = f"{self.wrong:.3g}"
+        result = f"StepResult(reward={wrong}, done=True)"
+        if self.has_tools:
+            change = f"let get_reward return at most {wrong} where no tool has been called"
+        elif self.goes_on:
+            change = (
+                f"let a wrong turn end the episode with `{result}`, and give the environment `def"
+                f" end(self): return {result}`"
+            )
+        else:
+            change = f"give the environment `def end(self): return {result}`"
+        return (
+            f"a turn that is cut at the limit of tokens gets {self.cut:.3g}, and wrong answers"
+            f" {wrong}, so the policy learns never to end its turn; {change}"
+        )
+
+
+def rewarded_cut(plays: Sequence[Play], *, penalty: float = 0.0) -> RewardedCut | None:
+    """Return the rewards of being cut and of wrong answers if being cut is rewarded more.
+
+    `penalty` is taken from the reward of a turn that is cut. The reward of wrong answers is the
+    mean of the kind of turns with the lowest one.
+    """
+    valid = [play for play in plays if play.error is None]
+    cut = [play.reward - penalty for play in valid if play.kind == CUT]
+    wrong = []
+    for kind in ANSWERS:
+        of_kind = [play for play in valid if play.kind == kind and play.correct is not True]
+        if of_kind:
+            goes_on = any(play.episode.is_cut for play in of_kind)
+            wrong.append((fmean(play.reward for play in of_kind), goes_on))
+    if not cut or not wrong or fmean(cut) <= min(wrong)[0]:
+        return None
+    least, goes_on = min(wrong)
+    return RewardedCut(fmean(cut), least, goes_on, any(play.has_tools for play in plays))
+
+
+NOT_DETERMINISTIC = (
+    "the environment is not deterministic: two plays with the same seed and the same turns differ,"
+    " so the members of a group play different games; draw from the global `random` or a"
+    " generator of `seed`, and keep nothing between episodes"
+)
+
+
+def faults_of(plays: Sequence[Play], *, penalty: float | None = 0.0) -> list[str]:
+    """Return a sentence for each fault of an environment with which a run can still train.
+
+    `penalty` is that of `rewarded_cut`; None: the rewards of the environment do not train.
+    """
+    faults = []
+    failed = [play for play in plays if play.error is not None]
+    if failed:
+        reason, _ = Counter(play.error for play in failed).most_common(1)[0]
+        faults.append(
+            f"{len(failed)} of {len(plays)} episodes of nonsense failed, and such episodes never"
+            f" train: {reason}; answer a turn in a wrong form with a StepResult"
+        )
+    if any(play.differs for play in plays):
+        faults.append(NOT_DETERMINISTIC)
+    cut = None if penalty is None else rewarded_cut(plays, penalty=penalty)
+    if cut is not None:
+        faults.append(cut.advice)
+    return faults
+
+
+def failures_table(plays: Sequence[Play]) -> str:
+    """Return lines with the failures by kind of turn."""
+    lines = [f"  {'each turn':<12} {'failed':<7} why"]
+    for kind in dict.fromkeys(KINDS):
+        of_kind = [play for play in plays if play.kind == kind]
+        errors = Counter(play.error for play in of_kind if play.error is not None)
+        if not of_kind:
+            continue
+        if errors:
+            why, _ = errors.most_common(1)[0]
+        else:
+            why = f"reward {fmean(play.reward for play in of_kind):g}"
+        count = f"{errors.total()} of {len(of_kind)}"
+        lines.append(f"  {kind:<12} {count:<7} {why}")
+    return "\n".join(lines)

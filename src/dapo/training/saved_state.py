@@ -1,0 +1,41 @@
+"""Reads the counts in a checkpoint. Imports no torch."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dapo.core.errors import CheckpointError
+from dapo.core.files import read_json
+
+STATE_FILE = "state.json"
+
+
+def is_logged(checkpoint: Path) -> bool:
+    """Return True if the metrics of a checkpoint's step were logged before the checkpoint."""
+    return pending_metrics_of(read_state(checkpoint)) is None
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Read the counts of a checkpoint with the state of its stream and sampler.
+
+    Raises CheckpointError.
+    """
+    path = checkpoint / STATE_FILE
+    try:
+        state = read_json(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} was not written by a run: it holds a {type(state).__name__}")
+    if absent := sorted({"train_state", "stream", "sampler"} - state.keys()):
+        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(absent)}")
+    return state
+
+
+def pending_metrics_of(state: Mapping[str, Any]) -> dict[str, float] | None:
+    """Read the metrics that were not written yet; null stands for NaN, as in metrics.jsonl."""
+    pending_metrics = state.get("pending_metrics")
+    return pending_metrics and {
+        name: math.nan if value is None else value for name, value in pending_metrics.items()
+    }
