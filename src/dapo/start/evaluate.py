@@ -32,24 +32,15 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-<<<<<<< HEAD
-from dapo.start.build import build_engine, evaluation_plan, open_launcher
-from dapo.start.check import Checked, check
-from dapo.start.episodes import AgentEpisodes, Episodes
-from dapo.start.read import Inputs, distinct, read
-from dapo.start.resolve import resolve
-from dapo.start.rows import load_rows
-=======
 from dapo.start.check import Checked, check, read_data, require_model
 from dapo.start.model_choice import DEFAULT_TOKENS
 from dapo.start.rows import RunData
->>>>>>> main
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
 if TYPE_CHECKING:
     from dapo.policy.model import LoadedModel
-    from dapo.start.episodes import Episodes
+    from dapo.start.episodes import AgentEpisodes, Episodes
     from dapo.start.read import Inputs
 
 
@@ -333,11 +324,7 @@ def open_engine_sampler(
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
-<<<<<<< HEAD
-    episodes: Episodes | AgentEpisodes | None = None,
-=======
-    episodes: "Episodes | None" = None,
->>>>>>> main
+    episodes: "Episodes | AgentEpisodes | None" = None,
 ) -> EngineSampler:
     """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
 

@@ -361,11 +361,14 @@ class Responses(Chat):
         yield event(ending, response=whole)
 
 
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+"""Anthropic's name for each reason why an answer ends."""
+
+
 class Messages(Chat):
     """`POST /v1/messages`: Anthropic's API."""
 
     path = "messages"
-    _reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
@@ -411,7 +414,7 @@ class Messages(Chat):
             "role": "assistant",
             "model": str(body.get("model") or ""),
             "content": _blocks(answer),
-            "stop_reason": self._reasons[answer.finish_reason],
+            "stop_reason": _STOP_REASONS[answer.finish_reason],
             "stop_sequence": None,
             "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": list(answer.token_ids),
@@ -432,6 +435,7 @@ class Messages(Chat):
         }
         yield _event({"type": "message_start", "message": begun}, name="message_start")
         for index, block in enumerate(whole["content"]):
+            empty: dict[str, Any]
             if block["type"] == "text":
                 empty = {"type": "text", "text": ""}
                 delta = {"type": "text_delta", "text": block["text"]}
@@ -615,7 +619,11 @@ def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     message = _chat_message(answer)
     if message["content"] or not message.get("tool_calls"):
-        part = {"type": "output_text", "text": message["content"] or "", "annotations": []}
+        part: dict[str, Any] = {
+            "type": "output_text",
+            "text": message["content"] or "",
+            "annotations": [],
+        }
         items.append(
             {
                 "id": f"msg_{answer.id}",
@@ -625,17 +633,17 @@ def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
                 "content": [part],
             }
         )
-    for call in message.get("tool_calls") or ():
-        items.append(
-            {
-                "id": f"fc_{call['id']}",
-                "type": "function_call",
-                "call_id": call["id"],
-                "status": "completed",
-                **call["function"],
-            }
-        )
-    return items
+    calls = [
+        {
+            "id": f"fc_{call['id']}",
+            "type": "function_call",
+            "call_id": call["id"],
+            "status": "completed",
+            **call["function"],
+        }
+        for call in message.get("tool_calls") or ()
+    ]
+    return [*items, *calls]
 
 
 def _blocks(answer: AgentAnswer) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dapo.environments.agents.dialects import DIALECTS, Dialect
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of a request."""
-_RETRY_HEADERS = ("idempotency-key",)
 _NO_KEYS = ("", "EMPTY", "dummy", "none", "None")
 """Keys that clients send to servers that need none: the address alone names the session then."""
 
@@ -89,51 +89,56 @@ def _digest(key: str) -> bytes:
 def make_app(find: Callable[[str, str | None], Asked]) -> "Starlette":
     """Return the application; `find` returns what answers a key and the session of an address."""
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    def models(request: "Request") -> "Response":
-        asked = find(_key_of(request), request.path_params.get("session"))
-        model = {"id": asked.model, "object": "model", "created": 0, "owned_by": "dapo"}
-        return JSONResponse({"object": "list", "data": [model]})
-
-    def endpoint(dialect: Dialect) -> Any:
-        async def respond(request: "Request") -> "Response":
-            return await _respond(request, dialect, find)
-
-        return respond
-
-    async def reward(request: "Request") -> "Response":
-        session = _session_of(request, find)
-        body = await _body_of(request)
-        if "reward" not in body:
-            raise AgentError(400, 'expected {"reward": number}')
-        session.reward(body["reward"])
-        return JSONResponse({"ok": True})
-
-    async def complete(request: "Request") -> "Response":
-        session = _session_of(request, find)
-        body = await _body_of(request, may_be_empty=True)
-        if body.get("reward") is not None:
-            session.reward(body["reward"])
-        session.end(Outcome(is_given=False))
-        return JSONResponse({"ok": True})
-
-    async def models_async(request: "Request") -> "Response":
-        return models(request)
+    def bound(function: Callable[..., Any], *values: Any) -> Callable[["Request"], Any]:
+        return lambda request: function(request, find, *values)
 
     routes = []
     for prefix in ("", "/sessions/{session}"):
-        routes.append(Route(f"{prefix}/v1/models", _guarded(models_async), methods=["GET"]))
+        models = _guarded(bound(_models))
+        routes.append(Route(f"{prefix}/v1/models", models, methods=["GET"]))
         for dialect in DIALECTS:
+            answer = _guarded(bound(_respond, dialect), dialect)
             # the SDK of Anthropic adds /v1 to an address that ends with it
             for version in ("v1", "v1/v1"):
                 path = f"{prefix}/{version}/{dialect.path}"
-                routes.append(Route(path, _guarded(endpoint(dialect), dialect), methods=["POST"]))
-    for name, function in (("reward", reward), ("complete", complete)):
-        for path in (f"/sessions/{{session}}/{name}", f"/sessions/{{session}}/v1/{name}"):
-            routes.append(Route(path, _guarded(function), methods=["POST"]))
+                routes.append(Route(path, answer, methods=["POST"]))
+    for name, function in (("reward", _reward), ("complete", _complete)):
+        paths = (f"/sessions/{{session}}/{name}", f"/sessions/{{session}}/v1/{name}")
+        answer = _guarded(bound(function))
+        routes += [Route(path, answer, methods=["POST"]) for path in paths]
     return Starlette(routes=routes)
+
+
+async def _models(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":
+    from starlette.responses import JSONResponse
+
+    asked = find(_key_of(request), request.path_params.get("session"))
+    model = {"id": asked.model, "object": "model", "created": 0, "owned_by": "dapo"}
+    return JSONResponse({"object": "list", "data": [model]})
+
+
+async def _reward(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":
+    from starlette.responses import JSONResponse
+
+    session = _session_of(request, find)
+    body = await _body_of(request)
+    if "reward" not in body:
+        raise AgentError(400, 'expected {"reward": number}')
+    session.reward(body["reward"])
+    return JSONResponse({"ok": True})
+
+
+async def _complete(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":
+    from starlette.responses import JSONResponse
+
+    session = _session_of(request, find)
+    body = await _body_of(request, may_be_empty=True)
+    if body.get("reward") is not None:
+        session.reward(body["reward"])
+    session.end(Outcome(is_given=False))
+    return JSONResponse({"ok": True})
 
 
 def _guarded(
@@ -159,9 +164,9 @@ def _guarded(
 
 
 async def _respond(
-    request: "Request", dialect: Dialect, find: Callable[[str, str | None], Asked]
+    request: "Request", find: Callable[[str, str | None], Asked], dialect: Dialect
 ) -> "Response":
-    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.responses import JSONResponse, Response, StreamingResponse
 
     asked = find(_key_of(request), request.path_params.get("session"))
     body = await _body_of(request)
@@ -169,14 +174,12 @@ async def _respond(
     if _says_retry(request):
         agent_request = _as_retry(agent_request)
     pending = asked.submit(agent_request)
-    answered = asyncio.wrap_future(pending.answers)
-    gone = asyncio.ensure_future(_disconnected(request))
+    answered: asyncio.Future[Any] = asyncio.wrap_future(pending.answers)
+    gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
             pending.answers.cancel()
-            from starlette.responses import Response
-
             return Response(status_code=499)
         answers = answered.result()
     finally:
@@ -239,6 +242,4 @@ def _says_retry(request: "Request") -> bool:
 
 
 def _as_retry(request: AgentRequest) -> AgentRequest:
-    from dataclasses import replace
-
     return replace(request, is_retry=True)

@@ -153,13 +153,11 @@ class AgentEngine(EngineLayer):
         elif not self._by_load:
             dues = [running.due for running in self._running.values() if running.due is not None]
             self._polls = max(self._polls, min(dues, default=self._polls))
-        ended: list[Generation] = []
         turns: list[GenerationRequest] = []
-        for running in self._due():
-            if not self._take_reaction(running, turns):
-                ended.append(self._end(running))
+        ended = [running for running in self._due() if not self._take_reaction(running, turns)]
+        generations = [self._end(running) for running in ended]
         self._engine.submit(turns)
-        return ended
+        return generations
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = [self._running[name] for name in request_ids]
@@ -466,7 +464,10 @@ class AgentEngine(EngineLayer):
     def _end(self, running: _Running) -> Generation:
         """Return an episode as a response, and end its agent."""
         self._stop_sampling(running)
-        reward, correct, components, referred = 0.0, None, {}, None
+        reward = 0.0
+        correct: bool | None = None
+        components: dict[str, float] = {}
+        referred: list[int] | None = None
         if running.error is None and running.finish != "aborted":
             try:
                 reward, correct, components, referred = _judged(running)
@@ -569,10 +570,12 @@ class AgentEngine(EngineLayer):
             if not arrived:  # it has ended
                 running.error = _NOT_DETERMINISTIC
                 break
-            unknown = []
-            for pending in sorted(arrived, key=lambda pending: pending.request.text):
-                if not self._repeat_answer(running, pending, expected):
-                    unknown.append(pending)
+            arrived.sort(key=lambda pending: pending.request.text)
+            unknown = [
+                pending
+                for pending in arrived
+                if not self._repeat_answer(running, pending, expected)
+            ]
             held += unknown
             if len(unknown) == len(arrived):
                 running.error = _NOT_DETERMINISTIC

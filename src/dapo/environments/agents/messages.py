@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -159,10 +160,8 @@ def _comparable_call(call: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("a tool call has no function with a name")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        with suppress(ValueError):  # the model's own text, which is no JSON
             arguments = json.loads(arguments)
-        except ValueError:
-            pass  # the model's own text, which is no JSON
     return {
         "id": str(call.get("id", "")),
         "type": "function",

@@ -115,7 +115,7 @@ def _report(message: dict[str, Any], play: Callable[[Problem, str, str], Any]) -
 
 def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
     """Return a function that plays with the user's function, or its class's method `run`."""
-    function = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
+    function: Any = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
     if inspect.isclass(function):
         function = function(**options).run
         options = {}
