@@ -8,7 +8,7 @@ Example:
     >>> import dapo
     >>> run = dapo.train("tiny-random", data="builtin:sums", reward="dapo.rewards.examples:has_digit", steps=1,
     ...                  prompts_per_step=2, group_size=4, max_response_tokens=8)
-    set to fit: train.minibatch_groups=2, overlong.buffer_tokens=1, optim.warmup_steps=0
+    set to fit: minibatch_groups=2, buffer_tokens=1, warmup_steps=0
     writing to ...
     >>> run.status
     'finished'
@@ -65,13 +65,22 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import a public name from its module."""
     if name not in _HOMES:
-        raise AttributeError(
-            f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}"
-        )
+        raise AttributeError(_answer(name, sys._getframe(1)))
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
+
+
+def _answer(name: str, frame: object) -> str:
+    """Answer for a name that dapo does not have, in particular those of other libraries."""
+    if not name.startswith("_"):
+        from dapo.api.foreign_calls import foreign_attribute
+        from dapo.core.text import did_you_mean
+
+        answer = foreign_attribute(name, frame)
+        return answer or f"module 'dapo' has no attribute {name!r}; {did_you_mean(name, __all__)}"
+    return f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}"
 
 
 def __dir__() -> list[str]:

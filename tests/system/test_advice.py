@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 
-from dapo.api.python_errors import in_python
+from dapo.api.python_words import in_python
 from dapo.cli.main import app
 from helpers.commands import run
 from helpers.paths import ROOT, TINY
@@ -185,7 +185,7 @@ def test_a_command_without_a_python_call_is_called_a_command():
             "dapo doctor " + shlex.quote("it's mine") + "; x",
             """dapo.load('it'"'"'s mine').doctor(); x""",
         ),
-        ("dapo resume runs/a train.num_steps=4", "dapo.resume('runs/a', num_steps=4)"),
+        ("dapo resume runs/a train.num_steps=4", "dapo.resume('runs/a', steps=4)"),
         ("(dapo test 'my run' shows)", "(the command dapo test 'my run' shows)"),
         (
             "unknown option seeed; did you mean train.seed?",

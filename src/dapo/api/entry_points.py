@@ -9,35 +9,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from dapo.api.code_writer import CodeWriter, WrittenModule
+from dapo.api.code_writer import WrittenModule
 from dapo.api.in_memory_data import (
     DEMONSTRATIONS_FILE,
     HELD_OUT_FILE,
     TRAIN_FILE,
     Data,
     Reward,
-    is_source,
+    StoredData,
     row_errors,
-    verifier_option,
-    weights_by_name,
-    write_rows,
+    stored_data,
 )
 from dapo.api.keywords import (
     as_overrides,
     build_scaled,
     load_base,
-    named_functions,
-    options_from,
-    with_teacher,
+    read_keywords,
 )
 from dapo.api.notebook import display_class
-from dapo.api.python_errors import in_python, python_interface
+from dapo.api.plain_values import model_name
+from dapo.api.python_errors import python_interface
+from dapo.api.python_words import in_python
 from dapo.api.run import Run, translate_errors
-from dapo.config.load import nested_options, require_set_once, without_repeats
+from dapo.config.load import without_repeats
 from dapo.core.errors import ConfigError
-from dapo.core.files import make_private_folder
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
+from dapo.core.text import quoted
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
@@ -51,6 +49,12 @@ ARGUMENTS = {
     "data.demonstrations": "demonstrations",
 }
 """The arguments whose rows are copied into the run directory, by option."""
+DATA_FILES = {
+    "data.train": TRAIN_FILE,
+    "data.eval": HELD_OUT_FILE,
+    "data.demonstrations": DEMONSTRATIONS_FILE,
+}
+"""The files of these rows."""
 OnStep: TypeAlias = Callable[[Run, dict[str, Any]], object]
 
 
@@ -62,7 +66,7 @@ class StepSink(Protocol):
 
 @python_interface
 def train(
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
     *,
     data: Data = None,
     reward: Reward = None,
@@ -70,7 +74,7 @@ def train(
     config: str | Path | Mapping[str, Any] | None = None,
     run_dir: str | Path | None = None,
     on_step: OnStep | Sequence[OnStep] = (),
-    sinks: Sequence[StepSink | str] = (),
+    sinks: StepSink | str | Sequence[StepSink | str] = (),
     **options: Any,
 ) -> Run:
     """Train a model, as `dapo train` does, and return the run.
@@ -79,21 +83,23 @@ def train(
     second one stops at once. Each call makes a new run directory.
 
     Args:
-        model: an alias, a Hugging Face id or a model directory.
+        model: an alias, a Hugging Face id, a model directory, or a run, whose newest weights are
+            trained further.
         data: rows (a list of dicts, a DataFrame, a datasets.Dataset), which are copied into the run
             directory, or a data source: a path, `hub:NAME`, `builtin:TASKS`, `gym:TASKS`, a
             mapping.
         reward: a verifier's name, `module:function`, or a function, which is copied into the run
             directory with its dependencies for `dapo resume`; a list of these, whose scores are
             added, or a mapping to weights. None: chosen by the data (`reward.verifier: auto`).
-        eval_data: held-out problems, in the forms of `data`.
+        eval_data: held-out problems, in the forms of `data`; a mapping of names to rows holds
+            several sets.
         config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping;
             `options` and the arguments above override it.
         run_dir: the directory to make; None: `runs/NAME-TIME`.
         on_step: a function or several, called as `on_step(run, metrics)` after each step. If one
             raises, the state is saved, the run ends, and the exception is raised here.
-        sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`,
-            `trackio`.
+        sinks: one or several objects with `write(step, metrics)`, and names of trackers:
+            `tensorboard`, `wandb`, `trackio`.
         **options: option names. Leave out the section if the last part is unique
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
             `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo show
@@ -121,46 +127,42 @@ def train(
         >>> rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
         >>> run = dapo.train("tiny-random", data=rows, reward=digits, steps=2, prompts_per_step=2, group_size=4,
         ...                  max_response_tokens=8, lr=1e-3)
-        set to fit: train.minibatch_groups=2, overlong.buffer_tokens=1, optim.warmup_steps=0
+        set to fit: minibatch_groups=2, buffer_tokens=1, warmup_steps=0
         writing to ...
         >>> len(run.metrics)
         2
     """
     base, arguments, title = load_base(config)
     path = Path(run_dir) if run_dir is not None else _new_path(title)
-    sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
+    name = model_name(model)
+    given = {"data.train": data, "data.eval": eval_data}
     if (demonstrations := options.pop("demonstrations", None)) is not None:
-        sources["data.demonstrations"] = demonstrations
+        given["data.demonstrations"] = demonstrations
         options = {"preset": "sft"} | options
-    data_files = {
-        "data.train": TRAIN_FILE,
-        "data.eval": HELD_OUT_FILE,
-        "data.demonstrations": DEMONSTRATIONS_FILE,
+    stored = {
+        option: stored_data(
+            value, path / DATA_FOLDER / DATA_FILES[option], argument=ARGUMENTS[option]
+        )
+        for option, value in given.items()
     }
-    copies = {
-        option: path / DATA_FOLDER / name
-        for option, name in data_files.items()
-        if option in sources
+    settings = {} if name is None else {"model.name": name}
+    settings |= {
+        option: each.source
+        for option, each in stored.items()
+        if each.source is not None and not each.rows
     }
-    files = {
-        name: file
-        for name, file in copies.items()
-        if not (sources[name] is None or is_source(sources[name]))
-    }
-    settings = {
-        name: source for name, source in sources.items() if source is not None and name not in files
-    }
-    if names := [sink for sink in sinks if isinstance(sink, str)]:
-        settings["log.sinks"] = names
-    values, modules, folders = _read_options(settings, reward, options)
+    sink_names, sink_objects = _split_sinks(sinks)
+    if sink_names:
+        settings["log.sinks"] = sink_names
+    values, modules, folders = read_keywords(settings, reward, options)
     require_new_run(path)
-    values |= {name: str(file) for name, file in files.items()}
+    values |= {option: each.source for option, each in stored.items() if each.rows}
     built, scaled = build_scaled(base, values, where="dapo.train")
     from dapo.start.check import check
     from dapo.start.run import new_run, run_training
 
     if scaled:
-        print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
+        print_text(in_python(f"set to fit: {', '.join(as_overrides(scaled))}"))
     overrides = as_overrides(values | scaled)
     if isinstance(config, Mapping):  # its options are arguments, too
         overrides = without_repeats([*arguments, *overrides])
@@ -169,43 +171,33 @@ def train(
     run = Run(path)
     with (
         translate_errors(run),
-        _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
-        row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
+        _prepared(path, list(stored.values()), modules) as prepared,
+        row_errors(
+            {label: file for each in stored.values() for label, file in each.labels.items()}
+        ),
         check(built) as checked,
         new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
     ):
-        run_training(
-            ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])
-        )
+        run_training(ready, _callbacks(run, on_step, sink_objects))
     return run
 
 
-def _read_options(
-    arguments: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
-    """Return a call's options by dotted names, the modules of its functions, and folders."""
-    arguments = dict(arguments)
-    writers = [reward_code := CodeWriter("reward")]
-    if reward is not None:
-        weights = weights_by_name(reward, reward_code.add)
-        by_name = {reward_code.qualified(name): weight for name, weight in weights.items()}
-        arguments["reward.verifier"] = verifier_option(by_name)
-    loss = keywords.get("loss", "")
-    if not isinstance(loss, str | Mapping) and not callable(loss):
+def _split_sinks(
+    sinks: "StepSink | str | Sequence[StepSink | str]",
+) -> tuple[list[str], list[StepSink]]:
+    """Return the names of trackers, and the objects with `write`, of one sink or several."""
+    if isinstance(sinks, str):
+        several: Sequence[StepSink | str] = [name.strip() for name in sinks.split(",")]
+    else:
+        several = sinks if isinstance(sinks, Sequence) else [sinks]
+    names = [sink for sink in several if isinstance(sink, str)]
+    objects = [sink for sink in several if not isinstance(sink, str)]
+    if wrong := [sink for sink in objects if not hasattr(sink, "write")]:
         raise ConfigError(
-            f"loss: expected a function, module:function or options of the loss, got {loss!r}"
+            "sinks: expected names of trackers and objects with write(step, metrics), got"
+            f" {quoted(wrong[0])}"
         )
-    keywords, option_writers = named_functions(
-        with_teacher(keywords, has_reward=reward is not None)
-    )
-    writers += option_writers
-    named_options = options_from(keywords)
-    if twice := sorted(arguments.keys() & named_options.keys()):
-        raise ConfigError(f"{twice[0]} is set twice in one call")
-    both = options_from(arguments) | named_options
-    require_set_once([(name, nested_options({name: value})) for name, value in both.items()])
-    modules = [writer.module() for writer in writers if not writer.is_empty]
-    return both, modules, sorted({folder for writer in writers for folder in writer.folders})
+    return names, objects
 
 
 def _callbacks(
@@ -213,8 +205,6 @@ def _callbacks(
 ) -> "RunCallbacks":
     from dapo.start.run import RunCallbacks
 
-    if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
-        raise ConfigError(f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}")
     calls = [on_step] if callable(on_step) else list(on_step)
     opened: list[TrainingRun] = []  # the last one trains
 
@@ -238,17 +228,17 @@ def _callbacks(
 
 @python_interface
 def resume(
-    path: str | Path | Run,
+    path: str | os.PathLike[str],
     *,
     reward: Reward = None,
     on_step: OnStep | Sequence[OnStep] = (),
-    sinks: Sequence[StepSink] = (),
+    sinks: StepSink | str | Sequence[StepSink | str] = (),
     trust: bool = False,
     **options: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    `reward`, `on_step`, `sinks` (objects only) and `options`, of which `loss` may be a function,
+    `reward`, `on_step`, `sinks` and `options`, of which `loss` may be a function,
     are as for `train`. What they change lasts: later calls keep it, and `run.state.changes` lists
     it with its step. `trust` also imports modules from the folders that the run's manifest.json
     names. Raises DapoError if the run cannot continue, or ends too early.
@@ -257,24 +247,26 @@ def resume(
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
-    changed, modules, _ = _read_options({}, reward, options)
+    sink_names, sink_objects = _split_sinks(sinks)
+    settings = {"log.sinks": sink_names} if sink_names else {}
+    changed, modules, _ = read_keywords(settings, reward, options)
     if trust:
         trust_module_folders(run.path)
     with (
         translate_errors(run),
-        _prepared(run.path, {}, modules),
+        _prepared(run.path, [], modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
         if isinstance(ready, Finished):
             end_run(ready.config, ready.directory, warn=lambda text: warn(in_python(text)))
             print_text(in_python(ready.advice))
         else:
-            run_training(ready, _callbacks(run, on_step, sinks))
+            run_training(ready, _callbacks(run, on_step, sink_objects))
     return run
 
 
 @python_interface
-def load(path: str | Path, *, trust: bool = False) -> Run:
+def load(path: str | os.PathLike[str], *, trust: bool = False) -> Run:
     """Open the run in a directory, even while it trains; `trust` is that of `resume`.
 
     Raises CheckpointError if there is none.
@@ -287,7 +279,7 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 
 @contextmanager
 def _prepared(
-    path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]
+    path: Path, data: Sequence[StoredData], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
     """Write rows and code into a run directory; clean up if the run cannot start."""
     is_new = not path.exists()
@@ -296,11 +288,10 @@ def _prepared(
         for module in modules
         if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()
     ]
-    names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
+    names = [DATA_FOLDER] * any(each.rows for each in data) + [CODE_FOLDER] * bool(modules)
     try:
-        for file, data in rows.items():
-            make_private_folder(file.parent)
-            write_rows(file, data)
+        for each in data:
+            each.write()
         for module in modules:
             module.write(path / CODE_FOLDER)
         add_code_folder(path / CODE_FOLDER)
