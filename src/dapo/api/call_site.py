@@ -36,7 +36,9 @@ class CallSite:
         for name, variable in self.variables.items():
             if variable is value and name.isidentifier() and not name.startswith("_"):
                 return name
-        if isinstance(value, list | tuple) and 0 < len(value) <= 8:
+        is_short = isinstance(value, list | tuple) and 0 < len(value) <= 8
+        # rows of data are never shown
+        if is_short and not any(isinstance(item, Mapping) for item in value):
             items = [self.text_of(item) for item in value]
             if UNKNOWN not in items:
                 return f"[{', '.join(items)}]"

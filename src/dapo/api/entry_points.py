@@ -35,7 +35,6 @@ from dapo.config.load import without_repeats
 from dapo.core.errors import ConfigError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
-from dapo.core.text import quoted
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
@@ -195,7 +194,7 @@ def _split_sinks(
     if wrong := [sink for sink in objects if not hasattr(sink, "write")]:
         raise ConfigError(
             "sinks: expected names of trackers and objects with write(step, metrics), got"
-            f" {quoted(wrong[0])}"
+            f" {type(wrong[0]).__name__}"
         )
     return names, objects
 

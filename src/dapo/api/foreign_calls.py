@@ -351,6 +351,11 @@ def _add_options(
         answer.systems.add(TITLES[system])
         text = texts.get(name) or answer.site.text_of(value, name)
         is_plain = literal_text(value) is not None
+        if not is_plain and rows[0].keeps_value:
+            keyword = keyword_of(rows[0].ours[0]) or rows[0].ours[0]
+            answer.ours.setdefault(keyword, text)
+            answer.single = f"{name}={text} is {keyword}={text} here"
+            continue
         by_system.setdefault(system, {})[rows[0].name if "*" not in rows[0].name else name] = (
             value if is_plain else Unknown(text)
         )

@@ -56,7 +56,7 @@ def model_name(model: Any, name: str = "model") -> Any:
 def _expected(value: Any, expected: str = "text, a number, a list or a mapping") -> str:
     """Say what was expected in place of an object, and what to do with it."""
     kind = type(value).__name__
-    article = "an" if kind[:1] in "AEIOU" else "a"
+    article = "an" if kind[:1] in "AEIOUaeiou" else "a"
     text = f"expected {expected}, got {article} {kind} object"
     if not hasattr(value, "save_pretrained"):
         return text

@@ -115,7 +115,7 @@ def _code_in_python(code: str) -> str:
         return f"{key}={_value_text(value)}"
     if code[0] in "{[" and code[-1] in "}]":
         return _value_text(code)
-    if re.fullmatch(r"[\w.]+=\S+( [\w.]+=\S+)+", code):
+    if re.fullmatch(r"[\w.]+=[^\s,]+( [\w.]+=[^\s,]+)+", code):
         return code.replace(" ", ", ")
     return code
 
