@@ -1,7 +1,8 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
 The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for your
-own loop, and the errors that they raise. Each is imported on first use, so that `import dapo` is
+own loop, `check`, `check_reward` and `compare` for a look before and after, and the errors that
+they raise. Each is imported on first use, so that `import dapo` is
 immediate.
 
 Example:
@@ -28,6 +29,7 @@ if sys.platform == "win32":
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dapo.api.checks import check, check_reward, compare
     from dapo.api.entry_points import load, resume, train
     from dapo.api.run import Run, TrainingInterrupted
     from dapo.api.session import session
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Run": "dapo.api.run",
     "TrainingInterrupted": "dapo.api.run",
+    "check": "dapo.api.checks",
+    "check_reward": "dapo.api.checks",
+    "compare": "dapo.api.checks",
     "load": "dapo.api.entry_points",
     "resume": "dapo.api.entry_points",
     "session": "dapo.api.session",
@@ -55,6 +60,9 @@ __all__ = [
     "Run",
     "TrainingInterrupted",
     "__version__",
+    "check",
+    "check_reward",
+    "compare",
     "load",
     "resume",
     "session",

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dapo.api.code_writer import WrittenModule
 from dapo.api.in_memory_data import (
-    DEMONSTRATIONS_FILE,
-    HELD_OUT_FILE,
-    TRAIN_FILE,
     Data,
     Reward,
     StoredData,
     row_errors,
-    stored_data,
+    stored_arguments,
 )
 from dapo.api.keywords import (
     as_overrides,
@@ -42,18 +39,6 @@ if TYPE_CHECKING:
     from dapo.start.run import RunCallbacks
     from dapo.training.state import Run as TrainingRun
 
-ARGUMENTS = {
-    "data.train": "data",
-    "data.eval": "eval_data",
-    "data.demonstrations": "demonstrations",
-}
-"""The arguments whose rows are copied into the run directory, by option."""
-DATA_FILES = {
-    "data.train": TRAIN_FILE,
-    "data.eval": HELD_OUT_FILE,
-    "data.demonstrations": DEMONSTRATIONS_FILE,
-}
-"""The files of these rows."""
 OnStep: TypeAlias = Callable[[Run, dict[str, Any]], object]
 
 
@@ -134,16 +119,7 @@ def train(
     base, arguments, title = load_base(config)
     path = Path(run_dir) if run_dir is not None else _new_path(title)
     name = model_name(model)
-    given = {"data.train": data, "data.eval": eval_data}
-    if (demonstrations := options.pop("demonstrations", None)) is not None:
-        given["data.demonstrations"] = demonstrations
-        options = {"preset": "sft"} | options
-    stored = {
-        option: stored_data(
-            value, path / DATA_FOLDER / DATA_FILES[option], argument=ARGUMENTS[option]
-        )
-        for option, value in given.items()
-    }
+    stored, options = stored_arguments(path / DATA_FOLDER, data, eval_data, options)
     settings = {} if name is None else {"model.name": name}
     settings |= {
         option: each.source

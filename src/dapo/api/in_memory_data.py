@@ -88,6 +88,36 @@ def stored_data(data: Data, file: Path, *, argument: str) -> StoredData:
     return StoredData({MIX: parts}, rows, labels)
 
 
+ARGUMENTS = {
+    "data.train": "data",
+    "data.eval": "eval_data",
+    "data.demonstrations": "demonstrations",
+}
+"""The arguments whose rows are copied into the run directory, by option."""
+_FILES = {
+    "data.train": TRAIN_FILE,
+    "data.eval": HELD_OUT_FILE,
+    "data.demonstrations": DEMONSTRATIONS_FILE,
+}
+
+
+def stored_arguments(
+    folder: Path, data: Data, eval_data: Data, options: Mapping[str, Any]
+) -> tuple[dict[str, StoredData], dict[str, Any]]:
+    """Return the data of a call by option, with files in `folder`, and its other keywords."""
+    given = {"data.train": data, "data.eval": eval_data}
+    keywords = dict(options)
+    demonstrations = keywords.pop("demonstrations", None)
+    if demonstrations is not None:
+        given["data.demonstrations"] = demonstrations
+        keywords = {"preset": "sft"} | keywords
+    stored = {
+        option: stored_data(value, folder / _FILES[option], argument=ARGUMENTS[option])
+        for option, value in given.items()
+    }
+    return stored, keywords
+
+
 def _named_sets(data: Data) -> Mapping[str, Data] | None:
     """Return the data sets of a mapping by name, `{"mix": {...}}` or not; None: it has none."""
     if not isinstance(data, Mapping):
