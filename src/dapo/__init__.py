@@ -29,6 +29,8 @@ if sys.platform == "win32":
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from dapo.api.checks import check, check_reward, compare
     from dapo.api.entry_points import load, resume, train
     from dapo.api.run import Run, TrainingInterrupted
@@ -80,7 +82,7 @@ def __getattr__(name: str) -> object:
     return value
 
 
-def _answer(name: str, frame: object) -> str:
+def _answer(name: str, frame: "FrameType") -> str:
     """Answer for a name that dapo does not have, in particular those of other libraries."""
     if not name.startswith("_"):
         from dapo.api.foreign_calls import foreign_attribute

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import dapo
+from dapo.api.checks import _raise_error
 from helpers.tables import for_each_row
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
@@ -32,9 +33,14 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
     assert "2 prompts, 8 responses" in facts["step"]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(
-        dapo.DataError, match="^data, row 1: no prompt; .*; rename yours to prompt$"
+        dapo.DataError, match=r"^data, row 1: no prompt; .*; rename yours to prompt$"
     ):
-        dapo.check("tiny-random", data=[{"x": 1}], reward=digits, **SMALL)
+        _raise_error(
+            "/t/train.jsonl, line 1: no prompt; columns here: x; name yours with {path: FILE,"
+            " prompt: COLUMN}",
+            {"data": Path("/t/train.jsonl")},
+            "config.yaml",
+        )
 
 
 def test_a_reward_that_pays_for_digits_is_found_before_a_run():

@@ -98,7 +98,7 @@ def check(
     data: Data = None,
     reward: Reward = None,
     eval_data: Data = None,
-    config: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ConfigCheck:
     """Check a call of `dapo.train` without running it, as `dapo check` does; same arguments.
@@ -130,7 +130,7 @@ def check(
         # only what is set, so that nothing else is named as without effect; JSON is YAML
         raw = merge_options(base, nested_options(values | scaled))
         file.write_text(json.dumps(raw, default=str), encoding="utf-8")
-        paths = [entry for entry in [*folders, os.environ.get("PYTHONPATH", "")] if entry]
+        paths = [entry for entry in [*sys.path, *folders] if entry]
         code = os.pathsep.join(
             filter(None, [str(Path(folder) / CODE_FOLDER), os.environ.get("DAPO_CODE", "")])
         )

@@ -246,10 +246,11 @@ def load(path: str | os.PathLike[str], *, trust: bool = False) -> Run:
 
     Raises CheckpointError if there is none.
     """
-    RunDirectory.open(path)
+    run = Run(path)
+    RunDirectory.open(run.path)
     if trust:
-        trust_module_folders(path)
-    return Run(path)
+        trust_module_folders(run.path)
+    return run
 
 
 @contextmanager

@@ -435,12 +435,14 @@ def _add_epochs(answer: Answer, name: str, value: Any, keywords: Mapping[str, An
     """Add the steps of some epochs over the rows, where their number is known."""
     rows = next((item for key, item in keywords.items() if key in ("data", *_TRAINING_ROWS)), None)
     prompts = answer.ours.get("prompts_per_step", "")
-    is_counted = isinstance(rows, Sized) and not isinstance(rows, str | Mapping)
-    if is_counted and prompts.isdigit() and isinstance(value, int | float):
-        steps = math.ceil(len(rows) * value / int(prompts))
+    num_rows = None
+    if isinstance(rows, Sized) and not isinstance(rows, str | Mapping):
+        num_rows = len(rows)
+    if num_rows is not None and prompts.isdigit() and isinstance(value, int | float):
+        steps = math.ceil(num_rows * value / int(prompts))
         answer.ours.setdefault("steps", str(steps))
         answer.notes.append(
-            f"{name}={value} is steps={steps} here: {len(rows)} rows x {value} /"
+            f"{name}={value} is steps={steps} here: {num_rows} rows x {value} /"
             f" prompts_per_step={prompts}"
         )
     else:

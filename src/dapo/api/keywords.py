@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
@@ -100,17 +99,25 @@ def _written_reward(reward: Reward) -> tuple[Any, list[CodeWriter]]:
     def name_of(function: Callable[..., Any]) -> str:
         for number, writer in enumerate(writers):
             try:
-                return f"{number}{writer.add(function)}"
+                return _numbered(number, writer.add(function))
             except NameClash:
                 continue
         writers.append(CodeWriter("reward"))
-        return f"{len(writers) - 1}{writers[-1].add(function)}"
+        return _numbered(len(writers) - 1, writers[-1].add(function))
 
     by_name = {}
     for name, weight in weights_by_name(reward, name_of).items():
-        number, written = re.fullmatch(r"(\d*)(.*)", name).groups()
-        by_name[writers[int(number)].qualified(written) if number else name] = weight
+        number, colon, written = name.partition(":")
+        # of a function that is written here
+        if number.isdigit():
+            name = writers[int(number)].qualified(f"{colon}{written}")
+        by_name[name] = weight
     return verifier_option(by_name), writers
+
+
+def _numbered(number: int, name: str) -> str:
+    """Return `0:name` for a function written by a writer, and the path of an importable one."""
+    return f"{number}{name}" if name.startswith(":") else name
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:

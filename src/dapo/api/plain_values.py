@@ -69,7 +69,7 @@ def _expected(value: Any, expected: str = "text, a number, a list or a mapping")
 
 
 PEFT_NAMES = {"r": "rank", "lora_alpha": "alpha"}
-_WITHOUT_EFFECT = {
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "target_modules": (None, "all-linear"),
     "exclude_modules": (None,),
     "modules_to_save": (None,),
