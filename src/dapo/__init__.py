@@ -53,6 +53,7 @@ _HOMES = {
     "RewardError": "dapo.core.errors",
 }
 """The module of each public name."""
+_HOME_OF_ANSWERS = "dapo.api.foreign_calls"
 
 __all__ = [
     "ConfigError",
@@ -85,11 +86,9 @@ def __getattr__(name: str) -> object:
 def _answer(name: str, frame: "FrameType") -> str:
     """Answer for a name that dapo does not have, in particular those of other libraries."""
     if not name.startswith("_"):
-        from dapo.api.foreign_calls import foreign_attribute
-        from dapo.core.text import did_you_mean
+        from importlib import import_module
 
-        answer = foreign_attribute(name, frame)
-        return answer or f"module 'dapo' has no attribute {name!r}; {did_you_mean(name, __all__)}"
+        return str(import_module(_HOME_OF_ANSWERS).foreign_attribute(name, __all__, frame))
     return f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}"
 
 

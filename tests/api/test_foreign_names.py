@@ -1,6 +1,7 @@
 """Calls with the names of other libraries: each is answered by the same call in dapo's names."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +78,7 @@ def test_each_row_of_the_names_of_python_leads_to_what_the_function_takes(call: 
 
     owner = {"collect": Session, "generate": dapo.Run, "evaluate": dapo.Run}
     owner["export"] = dapo.Run
-    parameters = getattr(owner.get(call, dapo), call).__wrapped__.__code__.co_varnames
+    parameters = inspect.signature(getattr(owner.get(call, dapo), call)).parameters
     for name, row in NAMES[call].items():
         assert bool(row.here) != bool(row.remark) or row.here == "on_step", name
         if row.here:

@@ -141,7 +141,7 @@ def test_a_finished_run_that_is_resumed_says_how_it_trains_on(capsys: pytest.Cap
         run = dapo.resume("a run", **options)
         assert (
             capsys.readouterr().out
-            == "already at step 1 of 1; to train on: dapo.resume('a run', num_steps=2)\n"
+            == "already at step 1 of 1; to train on: dapo.resume('a run', steps=2)\n"
         )
         assert run.status == "finished"
     code, _, err = run_command(

@@ -126,7 +126,7 @@ def check(
             each.write()
         for module in modules:
             module.write(Path(folder) / CODE_FOLDER)
-        file = Path(folder) / "config.yaml"
+        file = Path(folder) / "checked.yaml"
         # only what is set, so that nothing else is named as without effect; JSON is YAML
         raw = merge_options(base, nested_options(values | scaled))
         file.write_text(json.dumps(raw, default=str), encoding="utf-8")

@@ -475,14 +475,14 @@ def _weigh_rewards(answer: Answer, keywords: Mapping[str, Any]) -> None:
     answer.single = f"reward_weights={shown} is reward={{{pairs}}} here"
 
 
-def foreign_attribute(name: str, frame: FrameType | None) -> str | None:
-    """Answer for a class or function of another library that `dapo` does not have.
+def foreign_attribute(name: str, own: Sequence[str], frame: FrameType | None) -> str:
+    """Answer for a name that `dapo`, which has the names `own`, does not have.
 
     A trainer's call is answered with the whole call of `dapo.train`.
     """
     row = NAMES["dapo"].get(name)
     if row is None:
-        return None
+        return f"module 'dapo' has no attribute {name!r}; {did_you_mean(name, own)}"
     site = call_site(frame, attribute=True)
     if row.here != "train" or not (site.nodes or site.positional):
         return f"dapo has no {name}: {row.remark}"
@@ -492,7 +492,7 @@ def foreign_attribute(name: str, frame: FrameType | None) -> str | None:
     keywords = {key: _value_of(text, site) for key, text in texts.items()}
     function = Function("train", ("model", "data", "reward", "eval_data", "run_dir"), True)
     answer = foreign_answer(function, keywords, site)
-    return f"dapo has no {name}: {row.remark}; {answer}" if answer else None
+    return f"dapo has no {name}: {row.remark}; {answer}"
 
 
 _TRAINER_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
