@@ -122,6 +122,15 @@ WRITABLE = {
         ["import io\nhandle = io.StringIO()\n"],
         "def reward(text):\n    handle = text.upper()\n    return [handle for handle in handle]",
     ),
+    "a class that extends an earlier one of its own name, twice": (
+        [
+            "class Judge:\n    def score(self, text): return len(text)\n"
+            "    def __call__(self, text): return self.score(text) + 1\n",
+            "class Judge(Judge):\n    def score(self, text): return 2 * super().score(text)\n",
+            "class Judge(Judge):\n    def score(self, text): return 3 + super().score(text)\n",
+        ],
+        "reward = Judge()",
+    ),
     "annotations that name nothing": (
         [],
         (
@@ -221,6 +230,13 @@ REFUSED = {
         run_cells("def reward(text): return missing(text)")["reward"],
         "reward 'reward' uses 'missing', which is not defined",
     ),
+    "a class that extends one of its own name without a source": (
+        run_cells(
+            "class Judge(Judge):\n    def __call__(self, text): return 1\n",
+            namespace=unknown_source("class Judge:\n    pass\n"),
+        )["Judge"](),
+        "'Judge' extends an earlier class of its own name, whose source cannot be found",
+    ),
     "two things of one name": (
         run_cells(
             "def make(n):\n    def part(text): return n\n    return part\n",
@@ -243,6 +259,28 @@ def test_what_cannot_be_written_is_refused_with_its_name(name: str):
     with pytest.raises(RewardError) as refused:
         CodeWriter("reward").add(function)
     assert message in str(refused.value)
+
+
+def test_rewards_of_one_name_from_two_cells_are_written_into_modules_of_their_own():
+    from dapo.api.keywords import read_keywords
+
+    helper = "def judge(text): return len(text)\n"
+    first = run_cells(helper, "def reward(completions): return [judge(c) for c in completions]")
+    other = run_cells(helper.replace("len(text)", "0"), "def reward(completions): return [1.0]")
+    third = run_cells("def other(completions): return [2.0]")
+    functions = {first["reward"]: 1.0, other["reward"]: 0.5, third["other"]: 2.0}
+    values, modules, _ = read_keywords({}, functions, {})
+    names = list(values["reward.verifier"])
+    assert [name.partition(":")[2] for name in names] == ["reward", "reward", "other"]
+    assert list(values["reward.verifier"].values()) == [1.0, 0.5, 2.0]
+    assert len(modules) == 2
+    # what could not be added leaves nothing behind
+    writer = CodeWriter("reward")
+    writer.add(first["reward"])
+    text = writer.module().text
+    with pytest.raises(RewardError):
+        writer.add(run_cells(helper.replace("len(text)", "0"), "def r(c): return judge(c)")["r"])
+    assert writer.module().text == text
 
 
 K = "zqK7vX31"

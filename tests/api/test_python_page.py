@@ -41,7 +41,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(
     blocks = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE
     )
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     text = "\x00".join(blocks)
     for large, small in SMALLER.items():
         assert large in text

@@ -330,8 +330,8 @@ def test_answers_and_scores_are_those_of_the_exported_model(
     [
         ({"engines": 1}, "rollout.engines, .* need dapo.train"),
         ({"trainer_ranks": 2}, "distributed.trainer_ranks above 1 need dapo.train"),
-        ({"schedule": "one_step_off", "engines": 1}, "schedule=async needs dapo.train"),
-        ({"predict": True}, "dynamic_sampling.predict=true predicts from a run's history"),
+        ({"schedule": "one_step_off", "engines": 1}, 'schedule="async" needs dapo.train'),
+        ({"predict": True}, "predict=True predicts from a run's history"),
         ({"promts_per_step": 4}, "unknown option promts_per_step; did you mean prompts_per_step"),
     ],
 )

@@ -316,3 +316,18 @@ def has_digit_until(problem, response, *, folder, then):
 def keep_all(group):
     """A filter of groups, `dynamic_sampling.filter`."""
     return True
+
+
+def counts_letters(completions, **columns):
+    """For texts: a list of messages has no letters."""
+    return [sum(letter.isalpha() for letter in text) for text in completions]
+
+
+def strips(completions, **columns):
+    """For texts: a list has no `strip`."""
+    return [len(text.strip()) for text in completions]
+
+
+def divides(completions, **columns):
+    """Fails for another reason than the form of its completions."""
+    return [1 / (len(completions) - 1) for _ in completions]

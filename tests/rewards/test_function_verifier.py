@@ -422,3 +422,19 @@ def test_a_function_gets_no_answer_where_the_data_has_none():
         "'answer completion_ids data_source ground_truth prompt prompts source'"
     )
     assert without[0].error.endswith("'completion_ids data_source prompt prompts source'")
+
+
+@for_each_row(
+    ("name", "problem", "is_told"),
+    [
+        ("counts_letters", CHAT, True),
+        ("strips", CHAT, True),
+        ("divides", CHAT, False),
+        ("divides", PROBLEM, False),
+    ],
+)
+def test_a_function_of_texts_that_is_given_messages_is_told_what_a_completion_is(
+    name, problem, is_told
+):
+    (error,) = errors(name, ["12"], problem=problem)
+    assert ("use c[0]['content']" in error) == is_told

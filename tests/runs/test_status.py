@@ -201,6 +201,5 @@ def test_following_prints_the_steps_and_ends_with_the_state_of_the_run(
 
 
 def _log_a_step(directory: RunDirectory) -> None:
-    whole_lines, _, _ = directory.metrics.read_bytes().rpartition(b"\n")
-    directory.metrics.write_bytes(whole_lines + b"\n")
+    directory.truncate_after(3)  # without the part of a line behind it
     log_metrics(directory.metrics, [{"step": 4, "reward/mean": 0.4, "time/step_s": 1.0}])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 
-from dapo.api.python_errors import in_python
+from dapo.api.python_words import in_python
 from dapo.cli.main import app
 from helpers.commands import run
 from helpers.paths import ROOT, TINY

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dapo.api.notebook import display_class
-from dapo.api.python_errors import in_python
+from dapo.api.python_words import in_python
 from dapo.api.result_types import EvaluationResult
 from dapo.api.run import Run
 from dapo.core.errors import ConfigError

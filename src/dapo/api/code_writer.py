@@ -2,6 +2,7 @@
 
 import builtins
 import cmath
+import copy
 import functools
 import importlib.util
 import inspect
@@ -17,7 +18,14 @@ from pathlib import Path, PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from dapo.api.code_source import find_source, has_spec, importable, module_chains, needed_names
+from dapo.api.code_source import (
+    Source,
+    find_source,
+    has_spec,
+    importable,
+    module_chains,
+    needed_names,
+)
 from dapo.core.errors import RewardError
 from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.loading import text_checksum
@@ -37,6 +45,10 @@ class WrittenModule:
         make_private_folder(folder)
         with atomic_file(folder / f"{self.name}.py", PRIVATE) as temporary:
             temporary.write_text(self.text, encoding="utf-8")
+
+
+class NameClash(RewardError):
+    """Two different things have one name, so that one module cannot hold both."""
 
 
 class CodeWriter:
@@ -73,8 +85,17 @@ class CodeWriter:
         """Add a callable; return `module:name`, or `:name` if its source is written here.
 
         Raises:
-            RewardError: the callable, or one of its dependencies, cannot be written.
+            RewardError: the callable, or one of its dependencies, cannot be written; nothing of it
+                is added.
         """
+        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        try:
+            return self._add(function)
+        except RewardError:
+            vars(self).update(before)
+            raise
+
+    def _add(self, function: Callable[..., Any]) -> str:
         if (path := importable(function)) is not None:
             self._note_folder(path.partition(":")[0])
             return path
@@ -125,7 +146,7 @@ class CodeWriter:
         """Write `name` with the definition of `value`, after its dependencies."""
         if name in self._values:
             if self._values[name] is not value and not _equal(self._values[name], value):
-                raise RewardError(
+                raise NameClash(
                     f"{self._kind} {self._user!r}: it uses two different things called {name!r};"
                     " rename one"
                 )
@@ -192,11 +213,28 @@ class CodeWriter:
                     f"{self._kind} {self._user!r} uses {symbol!r}, which is not defined"
                 )
         self._scope = outer
+        if isinstance(value, type):
+            self._write_earlier_definitions(value, source)
         for chain in module_chains(source.text, namespace):
             self._imports[chain] = f"import {chain}"
         self._parts.append(source.text)
         if own_name != name:
             self._parts.append(f"{name} = {own_name}")
+
+    def _write_earlier_definitions(self, kind: type, source: Source) -> None:
+        """Write the bases of a class that have its own name, `class Game(Game)`, before it."""
+        for base in kind.__bases__:
+            if base.__name__ != source.name or importable(base) is not None:
+                continue
+            earlier = find_source(base)
+            # without functions a class is found by its name alone, which is the later one's, too
+            is_known = earlier is not None and earlier.namespace and earlier.text != source.text
+            if not is_known:
+                raise RewardError(
+                    f"{self._kind} {self._user!r}: {source.name!r} extends an earlier class of its"
+                    " own name, whose source cannot be found; give the two different names"
+                )
+            self._write_source(source.name, base)
 
     def _expression(self, name: str, value: Any) -> str:
         """Format a value as an expression. Raises RewardError if it has none."""

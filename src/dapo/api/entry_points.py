@@ -9,49 +9,36 @@ from pathlib import Path
 from typing import Any
 
 from dapo.api.callbacks import Callbacks, OnEnd, OnEvaluation, OnStep, Sinks, split_sinks
-from dapo.api.code_writer import CodeWriter, WrittenModule
+from dapo.api.code_writer import WrittenModule
 from dapo.api.in_memory_data import (
-    DEMONSTRATIONS_FILE,
-    HELD_OUT_FILE,
-    TRAIN_FILE,
     Data,
     Reward,
-    is_source,
+    StoredData,
     row_errors,
-    verifier_option,
-    weights_by_name,
-    write_rows,
+    stored_arguments,
 )
 from dapo.api.keywords import (
     as_overrides,
     build_scaled,
     load_base,
-    named_functions,
     option_named,
-    options_from,
-    with_teacher,
+    read_keywords,
 )
-from dapo.api.python_errors import in_python, python_interface
+from dapo.api.plain_values import model_name
+from dapo.api.python_errors import python_interface
+from dapo.api.python_words import in_python
 from dapo.api.run import Run, translate_errors
-from dapo.config.load import nested_options, require_set_once, without_repeats
+from dapo.config.load import without_repeats
 from dapo.core.errors import ConfigError
-from dapo.core.files import make_private_folder
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
-ARGUMENTS = {
-    "data.train": "data",
-    "data.eval": "eval_data",
-    "data.demonstrations": "demonstrations",
-}
-"""The arguments whose rows are copied into the run directory, by option."""
-
 
 @python_interface
 def train(  # noqa: PLR0913
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
     *,
     data: Data = None,
     reward: Reward = None,
@@ -72,14 +59,16 @@ def train(  # noqa: PLR0913
     run directory.
 
     Args:
-        model: an alias, a Hugging Face id or a model directory.
+        model: an alias, a Hugging Face id, a model directory, or a run, whose newest weights are
+            trained further.
         data: rows (a list of dicts, a DataFrame, a datasets.Dataset), which are copied into the run
             directory, or a data source: a path, `hub:NAME`, `builtin:TASKS`, `gym:TASKS`, a
             mapping.
         reward: a verifier's name, `module:function`, or a function, which is copied into the run
             directory with its dependencies for `dapo resume`; a list of these, whose scores are
             added, or a mapping to weights. None: chosen by the data (`reward.verifier: auto`).
-        eval_data: held-out problems, in the forms of `data`.
+        eval_data: held-out problems, in the forms of `data`; a mapping of names to rows holds
+            several sets.
         config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping;
             `options` and the arguments above override it.
         run_dir: the directory to make; None: `runs/run-TIME`, or `runs/run-TIME-seed2` in a call with
@@ -124,7 +113,7 @@ def train(  # noqa: PLR0913
         >>> rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
         >>> run = dapo.train("tiny-random", data=rows, reward=digits, steps=2, prompts_per_step=2, group_size=4,
         ...                  max_response_tokens=8, lr=1e-3)
-        set to fit: train.minibatch_groups=2, overlong.buffer_tokens=1, optim.warmup_steps=0
+        set to fit: minibatch_groups=2, buffer_tokens=1, warmup_steps=0
         writing to ...
         >>> len(run.metrics)
         2
@@ -136,40 +125,26 @@ def train(  # noqa: PLR0913
         path = Path(run_dir)
     else:
         raise ConfigError("run_dir and name both name the run's directory: expected one of them")
-    sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
-    if (demonstrations := options.pop("demonstrations", None)) is not None:
-        sources["data.demonstrations"] = demonstrations
-        options = {"preset": "sft"} | options
-    data_files = {
-        "data.train": TRAIN_FILE,
-        "data.eval": HELD_OUT_FILE,
-        "data.demonstrations": DEMONSTRATIONS_FILE,
-    }
-    copies = {
-        option: path / DATA_FOLDER / name
-        for option, name in data_files.items()
-        if option in sources
-    }
-    files = {
-        name: file
-        for name, file in copies.items()
-        if not (sources[name] is None or is_source(sources[name]))
-    }
-    settings = {
-        name: source for name, source in sources.items() if source is not None and name not in files
+    stored, options = stored_arguments(path / DATA_FOLDER, data, eval_data, options)
+    trained_model = model_name(model)
+    settings = {} if trained_model is None else {"model.name": trained_model}
+    settings |= {
+        option: each.source
+        for option, each in stored.items()
+        if each.source is not None and not each.rows
     }
     trackers, objects = split_sinks(sinks)
     if trackers:
         settings["log.sinks"] = trackers
-    values, modules, folders = _read_options(settings, reward, options)
+    values, modules, folders = read_keywords(settings, reward, options)
     require_new_run(path)
-    values |= {name: str(file) for name, file in files.items()}
+    values |= {option: each.source for option, each in stored.items() if each.rows}
     built, scaled = build_scaled(base, values, where="dapo.train")
     from dapo.start.check import check, read_data
     from dapo.start.run import new_run, run_training
 
     if scaled:
-        print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
+        print_text(in_python(f"set to fit: {', '.join(as_overrides(scaled))}"))
     overrides = as_overrides(values | scaled)
     if isinstance(config, Mapping):  # its options are arguments, too
         overrides = without_repeats([*arguments, *overrides])
@@ -180,8 +155,10 @@ def train(  # noqa: PLR0913
     with (
         callbacks.calls_at_end(run),
         translate_errors(run),
-        _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
-        row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
+        _prepared(path, list(stored.values()), modules) as prepared,
+        row_errors(
+            {label: file for each in stored.values() for label, file in each.labels.items()}
+        ),
         check(built) as checked,
         new_run(
             checked,
@@ -196,37 +173,9 @@ def train(  # noqa: PLR0913
     return run
 
 
-def _read_options(
-    arguments: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
-    """Return a call's options by dotted names, the modules of its functions, and folders."""
-    arguments = dict(arguments)
-    writers = [reward_code := CodeWriter("reward")]
-    if reward is not None:
-        weights = weights_by_name(reward, reward_code.add)
-        by_name = {reward_code.qualified(name): weight for name, weight in weights.items()}
-        arguments["reward.verifier"] = verifier_option(by_name)
-    loss = keywords.get("loss", "")
-    if not isinstance(loss, str | Mapping) and not callable(loss):
-        raise ConfigError(
-            f"loss: expected a function, module:function or options of the loss, got {loss!r}"
-        )
-    keywords, option_writers = named_functions(
-        with_teacher(keywords, has_reward=reward is not None)
-    )
-    writers += option_writers
-    named_options = options_from(keywords)
-    if twice := sorted(arguments.keys() & named_options.keys()):
-        raise ConfigError(f"{twice[0]} is set twice in one call")
-    both = options_from(arguments) | named_options
-    require_set_once([(name, nested_options({name: value})) for name, value in both.items()])
-    modules = [writer.module() for writer in writers if not writer.is_empty]
-    return both, modules, sorted({folder for writer in writers for folder in writer.folders})
-
-
 @python_interface
 def resume(
-    path: str | Path | Run,
+    path: str | os.PathLike[str],
     *,
     reward: Reward = None,
     on_step: OnStep | Sequence[OnStep] = (),
@@ -251,13 +200,13 @@ def resume(
     trackers, objects = split_sinks(sinks)
     callbacks = Callbacks.of(on_step, on_evaluation, on_end, objects)
     settings = {"log.sinks": trackers} if trackers else {}
-    changed, modules, _ = _read_options(settings, reward, options)
+    changed, modules, _ = read_keywords(settings, reward, options)
     if trust:
         trust_module_folders(run.path)
     with (
         callbacks.calls_at_end(run),
         translate_errors(run),
-        _prepared(run.path, {}, modules),
+        _prepared(run.path, [], modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
         if isinstance(ready, Ended):
@@ -269,20 +218,21 @@ def resume(
 
 
 @python_interface
-def load(path: str | Path, *, trust: bool = False) -> Run:
+def load(path: str | os.PathLike[str], *, trust: bool = False) -> Run:
     """Open the run in a directory, even while it trains; `trust` is that of `resume`.
 
     Raises CheckpointError if there is none.
     """
-    RunDirectory.open(path)
+    run = Run(path)
+    RunDirectory.open(run.path)
     if trust:
-        trust_module_folders(path)
-    return Run(path)
+        trust_module_folders(run.path)
+    return run
 
 
 @contextmanager
 def _prepared(
-    path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]
+    path: Path, data: Sequence[StoredData], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
     """Write rows and code into a run directory; clean up if the run cannot start."""
     is_new = not path.exists()
@@ -291,11 +241,10 @@ def _prepared(
         for module in modules
         if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()
     ]
-    names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
+    names = [DATA_FOLDER] * any(each.rows for each in data) + [CODE_FOLDER] * bool(modules)
     try:
-        for file, data in rows.items():
-            make_private_folder(file.parent)
-            write_rows(file, data)
+        for each in data:
+            each.write()
         for module in modules:
             module.write(path / CODE_FOLDER)
         add_code_folder(path / CODE_FOLDER)

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from dapo.config.data_spec import KINDS, MIX
 from dapo.core.errors import DataError, RewardError
-from dapo.core.files import PRIVATE, atomic_file
+from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.terminal import to_json, warn
+from dapo.core.text import quoted
 from dapo.core.typed_values import to_json_values
 from dapo.data.sources.rows import data_value, describe_texts, lost_type, with_arrow_messages
 
@@ -17,17 +20,128 @@ HELD_OUT_FILE = "held_out.jsonl"
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 Data: TypeAlias = Any
 """A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a
-DataFrame, a Dataset.
+DataFrame, a Dataset; a mapping of names to several of them.
 """
+
+
+_SOURCE_KEYS = frozenset({*KINDS, MIX})
+_SET_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class StoredData:
+    """The data of a call: the source that a run reads, and the rows that are written for it."""
+
+    source: Any
+    """The value of the option; None without data."""
+    rows: Mapping[Path, Data] = field(default_factory=dict)
+    """The rows by the file to write."""
+    labels: Mapping[str, Path] = field(default_factory=dict)
+    """The same files by what errors call them: `data`, `eval_data['easy']`."""
+
+    def write(self) -> None:
+        for file, rows in self.rows.items():
+            make_private_folder(file.parent)
+            write_rows(file, rows)
+
+
+def stored_data(data: Data, file: Path, *, argument: str) -> StoredData:
+    """Return the source of an argument: rows are to be written to `file`, named sets beside it.
+
+    Raises DataError for a data set in several parts where one is expected.
+
+    Example:
+        >>> stored_data({"easy": [{"prompt": "1 + 1 ="}]}, Path("held_out.jsonl"), argument="eval_data").source
+        {'mix': {'easy': 'held_out-easy.jsonl'}}
+    """
+    if data is None:
+        return StoredData(None)
+    sets = _named_sets(data)
+    is_dataset_dict = isinstance(data, Mapping) and type(data) is not dict
+    if sets is not None and is_dataset_dict and argument != "eval_data":
+        if len(sets) > 1:
+            first, *others = map(str, sets)
+            raise DataError(
+                f"{argument}: got several data sets ({', '.join(map(str, sets))}); name those to"
+                f" use: {argument}=DATA[{first!r}], eval_data=DATA[{others[0]!r}]"
+            )
+        data = next(iter(sets.values()))
+        sets = None
+    if sets is None:
+        if is_source(data):
+            return StoredData(str(data) if isinstance(data, Path) else data)
+        return StoredData(str(file), {file: data}, {argument: file})
+    parts: dict[str, Any] = {}
+    rows: dict[Path, Data] = {}
+    labels: dict[str, Path] = {}
+    for name, part in sets.items():
+        if not _SET_NAME.fullmatch(str(name)):
+            raise DataError(
+                f"{argument}: the name of a data set has letters, digits, - and _, got {name!r}"
+            )
+        parts[str(name)] = str(part) if isinstance(part, Path) else part
+        if not is_source(part):
+            own_file = file.with_name(f"{file.stem}-{name}{file.suffix}")
+            parts[str(name)] = str(own_file)
+            rows[own_file] = part
+            labels[f"{argument}[{str(name)!r}]"] = own_file
+    return StoredData({MIX: parts}, rows, labels)
+
+
+ARGUMENTS = {
+    "data.train": "data",
+    "data.eval": "eval_data",
+    "data.demonstrations": "demonstrations",
+}
+"""The arguments whose rows are copied into the run directory, by option."""
+_FILES = {
+    "data.train": TRAIN_FILE,
+    "data.eval": HELD_OUT_FILE,
+    "data.demonstrations": DEMONSTRATIONS_FILE,
+}
+
+
+def stored_arguments(
+    folder: Path, data: Data, eval_data: Data, options: Mapping[str, Any]
+) -> tuple[dict[str, StoredData], dict[str, Any]]:
+    """Return the data of a call by option, with files in `folder`, and its other keywords."""
+    given = {"data.train": data, "data.eval": eval_data}
+    keywords = dict(options)
+    demonstrations = keywords.pop("demonstrations", None)
+    if demonstrations is not None:
+        given["data.demonstrations"] = demonstrations
+        keywords = {"preset": "sft"} | keywords
+    stored = {
+        option: stored_data(value, folder / _FILES[option], argument=ARGUMENTS[option])
+        for option, value in given.items()
+    }
+    return stored, keywords
+
+
+def _named_sets(data: Data) -> Mapping[str, Data] | None:
+    """Return the data sets of a mapping by name, `{"mix": {...}}` or not; None: it has none."""
+    if not isinstance(data, Mapping):
+        return None
+    sets = data[MIX] if data.keys() == {MIX} else data
+    if not isinstance(sets, Mapping) or (sets is data and data.keys() & _SOURCE_KEYS):
+        return None
+    return sets if any(_are_rows(part) for part in sets.values()) else None
+
+
+def _are_rows(data: object) -> bool:
+    """Return True for rows: a table, or a list whose first item is a row."""
+    if isinstance(data, list | tuple):
+        return bool(data) and isinstance(data[0], Mapping)
+    return not isinstance(data, str | Path | Mapping) and (
+        isinstance(data, Iterator) or any(hasattr(data, name) for name in _TABLE_METHODS)
+    )
+
+
+_TABLE_METHODS = ("column_names", "to_pylist", "to_dicts", "to_dict")
 
 
 def is_source(data: object) -> bool:
     """Return True if `data` names a data source, False for rows."""
-    if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
-        raise DataError(
-            f"data: got several data sets ({', '.join(map(str, data))}); expected one:"
-            " data={...}[NAME]"
-        )
     if (
         isinstance(data, list | tuple)
         and data
@@ -121,12 +235,12 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
         if not isinstance(verifier, str) and not callable(verifier):
             raise RewardError(
                 "reward: expected a verifier's name, module:function, a function, or several of"
-                f" them, got {verifier!r}"
+                f" them, got {quoted(verifier)}"
             )
         name = verifier if isinstance(verifier, str) else name_of(verifier)
         if name in weights:
             raise RewardError(
-                f"reward: {name.removeprefix(':')} is listed twice; list it once, with a weight"
+                f"reward: {re.sub(r'^[0-9]*:?', '', name)} is listed twice; list it once, with a weight"
             )
         weights[name] = weight
     return weights

@@ -1,12 +1,15 @@
 """Converts keywords of Python calls to options and command-line arguments. Imports no torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from dapo.api.code_writer import CodeWriter
+from dapo.api.code_writer import CodeWriter, NameClash, WrittenModule
+from dapo.api.in_memory_data import Reward, verifier_option, weights_by_name
+from dapo.api.plain_values import lora_options, model_name, plain_value
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
     as_literal,
@@ -18,25 +21,103 @@ from dapo.config.load import (
 )
 from dapo.config.option_fields import names_by_keyword, options_of
 from dapo.core.errors import ConfigError
+from dapo.core.text import quoted
 
-MAX_BITS = 4096  # of an integer: Python formats none of over 4,300 digits
+_MODELS = ("model.name", "loss.reference.model")
+"""The options that name a model."""
 DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()}
 
 
-def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
+def options_from(keywords: Mapping[str, Any], *, section: str = "") -> dict[str, Any]:
     """Return options by dotted names: `{"steps": 18}` becomes `{"train.num_steps": 18}`.
 
-    An unknown or ambiguous keyword stays: build_config answers all of them together. Raises
-    ConfigError if two mean the same option.
+    Of several options with a keyword's name, that of `section` is meant. An unknown or ambiguous
+    keyword stays: build_config answers all of them together. Raises ConfigError if two mean the
+    same option.
     """
     options: dict[str, Any] = {}
     for keyword, value in keywords.items():
-        name = option_named(keyword)
+        name = option_named(keyword, section=section)
         if name in options:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
-        options[name] = as_literal(_plain(value, keyword))
-    require_set_once([(name, nested_options({name: value})) for name, value in options.items()])
+        if name == "model.lora":
+            value = lora_options(value)
+        if name in _MODELS:
+            value = model_name(value, keyword)
+        options[name] = as_literal(plain_value(value, keyword))
+    require_set_once_in_call(options)
     return options
+
+
+def read_keywords(
+    arguments: Mapping[str, Any],
+    reward: Reward,
+    keywords: Mapping[str, Any],
+    *,
+    section: str = "",
+) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
+    """Return a call's options by dotted names, the modules of its functions, and folders.
+
+    Args:
+        arguments: options of the function's own arguments, by dotted names.
+        reward: the reward of the call; None: it sets none.
+        keywords: the options of the call by keyword.
+        section: the section whose options a keyword means first.
+
+    Raises ConfigError and RewardError.
+    """
+    arguments = dict(arguments)
+    writers: list[CodeWriter] = []
+    if reward is not None:
+        arguments["reward.verifier"], writers = _written_reward(reward)
+    loss = keywords.get("loss", "")
+    if not isinstance(loss, str | Mapping) and not callable(loss):
+        raise ConfigError(
+            f"loss: expected a function, module:function or options of the loss, got {quoted(loss)}"
+        )
+    keywords, option_writers = named_functions(
+        with_teacher(keywords, has_reward=reward is not None)
+    )
+    writers += option_writers
+    named_options = options_from(keywords, section=section)
+    twice = sorted(arguments.keys() & named_options.keys())
+    if twice:
+        raise ConfigError(f"{twice[0]} is set twice in one call")
+    both = options_from(arguments) | named_options
+    require_set_once_in_call(both)
+    modules = [writer.module() for writer in writers if not writer.is_empty]
+    return both, modules, sorted({folder for writer in writers for folder in writer.folders})
+
+
+def _written_reward(reward: Reward) -> tuple[Any, list[CodeWriter]]:
+    """Return the value of `reward.verifier`, and the modules of the functions in it.
+
+    Functions share a module; one that has the name of another, or uses such a thing, has its own.
+    """
+    writers: list[CodeWriter] = []
+
+    def name_of(function: Callable[..., Any]) -> str:
+        for number, writer in enumerate(writers):
+            try:
+                return _numbered(number, writer.add(function))
+            except NameClash:
+                continue
+        writers.append(CodeWriter("reward"))
+        return _numbered(len(writers) - 1, writers[-1].add(function))
+
+    by_name = {}
+    for name, weight in weights_by_name(reward, name_of).items():
+        number, colon, written = name.partition(":")
+        # of a function that is written here
+        if number.isdigit():
+            name = writers[int(number)].qualified(f"{colon}{written}")
+        by_name[name] = weight
+    return verifier_option(by_name), writers
+
+
+def _numbered(number: int, name: str) -> str:
+    """Return `0:name` for a function written by a writer, and the path of an importable one."""
+    return f"{number}{name}" if name.startswith(":") else name
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
@@ -49,7 +130,10 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
         if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             options[name] = writer.qualified(writer.add(value))
-    if tools := keywords.get("tools"):
+    tools = keywords.get("tools")
+    if tools:
+        if callable(tools) or isinstance(tools, str):
+            tools = [tools]
         writers.append(writer := CodeWriter("tool"))
         names = [writer.add(tool) if callable(tool) else tool for tool in tools]
         options["tools"] = [writer.qualified(name) for name in names]
@@ -78,16 +162,27 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
     teacher = arguments.pop("teacher", None)
     if teacher is None:
         return arguments
-    path = getattr(teacher, "path", teacher)  # of a run
-    options = {"loss.reference.model": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
+    path = model_name(teacher, "teacher")
+    options = {"loss.reference.model": path, "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
     if not has_reward:
         options["reward.coef"] = 0.0
     names = {option_named(name) for name in arguments}
     return arguments | {name: value for name, value in options.items() if name not in names}
 
 
-def option_named(keyword: str) -> str:
+def require_set_once_in_call(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a section and a keyword of one call set the same option."""
+    try:
+        require_set_once([(name, nested_options({name: value})) for name, value in options.items()])
+    except ConfigError as error:
+        text = str(error).replace("is set twice, by", "is set twice in one call, by")
+        raise ConfigError(text) from None
+
+
+def option_named(keyword: str, *, section: str = "") -> str:
     """Return the dotted name of a keyword's option; the keyword if there is none or several."""
+    if section and f"{section}.{keyword}" in DEFAULTS:
+        return f"{section}.{keyword}"
     names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])
     return names[0] if len(names) == 1 else keyword
 
@@ -98,10 +193,15 @@ def load_base(
     """Read the base configuration: options, command-line arguments, and a title for runs."""
     if config is None:
         return {}, [], "run"
+    if not isinstance(config, str | os.PathLike | Mapping):
+        raise ConfigError(
+            "config: expected a YAML file, the name of a shipped configuration or a mapping, got a"
+            f" {type(config).__name__} object"
+        )
     if not isinstance(config, Mapping):
         path = find_config(config)
         return read_options(path), [str(config)], path.stem
-    mapping: Mapping[str, Any] = _plain(config, "config")
+    mapping: Mapping[str, Any] = plain_value(config, "config")
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         inner = {name: value}
@@ -179,22 +279,3 @@ def _json_value(value: Any) -> Any:
 
 def _as_text(value: Any) -> str:
     return f"{value.__module__}:{value.__name__}" if isinstance(value, FunctionType) else str(value)
-
-
-def _plain(value: Any, name: str) -> Any:
-    """Convert a value to YAML's types: paths to text, numpy values to Python's, tuples to lists.
-
-    Raises ConfigError.
-    """
-    if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-        size = "bytes" if isinstance(value, bytes) else f"an integer of {value.bit_length():,} bits"
-        raise ConfigError(f"{name}: expected text, a number, a list or a mapping, got {size}")
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item, name) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item, name) for item in value]
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return _plain(value.tolist(), name)
-    return value

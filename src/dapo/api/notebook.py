@@ -8,7 +8,7 @@ from io import StringIO
 from itertools import groupby
 from typing import Any, TypeVar
 
-from dapo.api.python_errors import in_python
+from dapo.api.python_words import in_python
 from dapo.core.terminal import print_text
 from dapo.core.waiting import STOP_SIGNAL
 from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch

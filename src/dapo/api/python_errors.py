@@ -2,17 +2,18 @@
 
 import functools
 import inspect
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import FunctionType, TracebackType, UnionType
+from types import FrameType, FunctionType, TracebackType, UnionType
 from typing import Any, TypeVar, cast, get_origin
 
+from dapo.api.call_site import call_site
 from dapo.api.cell_variables import keep_run
-from dapo.config.option_fields import names_by_keyword
+from dapo.api.foreign_calls import CALLS, Function, foreign_answer, may_be_foreign
+from dapo.api.python_words import in_python
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text
@@ -21,15 +22,8 @@ from dapo.training.signals import ListenerFailed
 
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
-_IN_PYTHON = [
-    line.partition("\t")[::2]
-    for line in Path(__file__).with_name("python_words.tsv").read_text("utf-8").splitlines()
-]
-"""Patterns of phrases about the command line, with the words for a Python caller."""
-_UNKNOWN = re.compile(
-    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo show options` lists all"
-    r" options)(?! Write)"
-)
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
 class WrongCall(ConfigError, TypeError):
@@ -41,43 +35,6 @@ class CallInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
-
-
-def in_python(text: str, arguments: Iterable[str] = ()) -> str:
-    """Translate a message for the command line to Python; `arguments` may be misspelt.
-
-    >>> in_python("saved; continue with: dapo resume 'runs/my run'")
-    "saved; continue with: dapo.resume('runs/my run')"
-    """
-    for typed, call in _IN_PYTHON:
-        text = re.sub(typed, call, text)
-    return _UNKNOWN.sub(
-        lambda match: _with_keyword(match[1], match[2], match[3], arguments) or match[0], text
-    )
-
-
-def _with_keyword(
-    typed: str, suggestion: str, name: str | None, arguments: Iterable[str]
-) -> str | None:
-    """Answer an unknown option with the keyword that is nearest to it."""
-    by_keyword = names_by_keyword()
-    last = typed.rpartition(".")[2]
-    advice = None
-    if name is None:
-        advice = next(
-            (
-                f"did you mean {near}?"
-                for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)
-            ),
-            None,
-        )
-    elif near := get_close_matches(
-        last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0
-    ):
-        advice = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
-    elif "." in name:
-        advice = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
-    return advice and f"unknown option {typed}; {advice}"
 
 
 def python_interface(target: T) -> T:
@@ -103,6 +60,9 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # read by IPython
         replacement: BaseException
+        wrong = _foreign_names(function, signature, args, kwargs, sys._getframe(1))
+        if wrong is not None:
+            raise _for_python(wrong)
         try:
             return function(*args, **kwargs)
         except (DapoError, KeyboardInterrupt) as error:
@@ -110,12 +70,51 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         except (TypeError, AttributeError, ValueError):
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
-            replacement = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
+            replacement = _for_python(WrongCall(f"{_label(function)}: {fault}"))
         keep_run(sys._getframe(1), replacement)
         # outside of the handler: there it would become the context of a user's exception
         raise replacement
 
     return call
+
+
+def _foreign_names(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    frame: FrameType,
+) -> WrongCall | None:
+    """Return the error for names of other libraries, with the call that means the same here."""
+    name = function.__name__
+    if name not in CALLS:
+        return None
+    kinds = {each.name: each.kind for each in signature.parameters.values()}
+    positional = [each for each, kind in kinds.items() if kind is _POSITIONAL]
+    by_name = [each for each, kind in kinds.items() if kind is _KEYWORD_ONLY]
+    order = [*positional, *by_name]
+    by_position = order[: len(args)]
+    named = {**dict(zip(by_position, args, strict=False)), **keywords}
+    is_method = positional[:1] == ["self"]
+    if is_method:
+        named.pop("self", None)
+        by_position.remove("self")
+    extra = [each for each in by_position if each in by_name]
+    takes_options = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    called = Function(name, [each for each in order if each != "self"], takes_options)
+    if not extra and not may_be_foreign(called, named):
+        return None
+    site = call_site(frame)
+    texts = dict(zip(by_position, site.positional, strict=False))
+    site = replace(site, keywords={**texts, **site.keywords})
+    answer = foreign_answer(called, named, site, extra)
+    return None if answer is None else WrongCall(f"{_label(function)}: {answer}")
+
+
+def _label(function: Callable[..., Any]) -> str:
+    """Return the name of a function as it is called: `dapo.train`, `run.evaluate`."""
+    owner, _, name = function.__qualname__.rpartition(".")
+    return f"{owner.lower() or 'dapo'}.{name}"
 
 
 def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:

@@ -1,5 +1,6 @@
 """A run as a Python object: files as tables and figures, and a model that generates."""
 
+import os
 import shlex
 import signal
 import tempfile
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.chat import Chat
-from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
-from dapo.api.keywords import as_overrides, options_from
+from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, stored_data
+from dapo.api.keywords import as_overrides, read_keywords
+from dapo.api.plain_values import model_name
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
@@ -26,8 +28,8 @@ from dapo.core.errors import (
     VerifierFailed,
 )
 from dapo.core.files import damage_of, read_json
+from dapo.core.loading import add_code_folder
 from dapo.core.terminal import printable, warn
-from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure, marks_of
@@ -82,12 +84,16 @@ class Run:
     Every property reads the files on each use, so another process may continue the run meanwhile.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
         self._chat: Chat | None = None
         self._live: TrainingRun | None = None  # during a call of `on_step`
+
+    def __fspath__(self) -> str:
+        """Return the path of the run directory: a run stands wherever a path may."""
+        return str(self.path)
 
     @property
     def config(self) -> Config:
@@ -333,13 +339,19 @@ class Run:
         self._model = None
 
     def evaluate(
-        self, data: Data = None, *, samples_per_problem: int | None = None, **options: Any
+        self,
+        data: Data = None,
+        *,
+        reward: Reward = None,
+        samples_per_problem: int | None = None,
+        **options: Any,
     ) -> EvaluationResult:
         """Evaluate the newest checkpoint, like `dapo eval`.
 
         `data` is a data source or rows, as for `dapo.train`, by default the run's `data.eval`;
-        `samples_per_problem` is the k of avg@k; `options` change the run's. Raises ConfigError
-        without data, CheckpointError without checkpoint.
+        `reward` is one as for `dapo.train`, by default the run's; `samples_per_problem` is the k of
+        avg@k; `options` change the run's, first of all those of `eval`: `temperature`, `top_p`,
+        `max_response_tokens`. Raises ConfigError without data, CheckpointError without checkpoint.
 
         Example:
             >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
@@ -348,14 +360,15 @@ class Run:
         """
         from dapo.start.evaluate import evaluate_model
 
-        with self._evaluation_request(data, samples_per_problem, options) as request:
+        with self._evaluation_request(data, reward, samples_per_problem, options) as request:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
 
     def compare(
         self,
-        other: "str | Path | Run",
+        other: "str | os.PathLike[str]",
         data: Data = None,
         *,
+        reward: Reward = None,
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
@@ -365,34 +378,39 @@ class Run:
         """
         from dapo.start.evaluate import compare_models
 
-        if not isinstance(other, str | Path | Run):
-            raise ConfigError(f"other: expected a run, its path or a model, got {quoted(other)}")
-        second = other.path if isinstance(other, Run) else other
-        with self._evaluation_request(data, samples_per_problem, options) as request:
-            return Comparison.of(compare_models(str(second), str(self.path), request))
+        second = str(model_name(other, "other"))
+        with self._evaluation_request(data, reward, samples_per_problem, options) as request:
+            return Comparison.of(compare_models(second, str(self.path), request))
 
     @contextmanager
     def _evaluation_request(
-        self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
+        self,
+        data: Data,
+        reward: Reward,
+        samples_per_problem: int | None,
+        options: Mapping[str, Any],
     ) -> "Iterator[EvalRequest]":
-        """The request of an evaluation, whose rows are in a temporary file until the block ends."""
+        """The request of an evaluation, whose files are in a temporary folder until it ends."""
         from dapo.start.evaluate import EvalRequest
 
         self._require_idle("evaluate")
-        overrides = tuple(as_overrides(options_from(options)))
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            row_errors({"data": (file := Path(folder) / HELD_OUT_FILE)}),
-        ):
-            if data is not None and not is_source(data):
-                write_rows(file, data)
-                data = str(file)
-            yield EvalRequest(
-                str(data) if isinstance(data, Path) else data,
-                samples_per_problem,
-                overrides=overrides,
-                on_second_interrupt=signal.default_int_handler,
-            )
+        if isinstance(reward, Mapping) and "verifier" in reward:  # the section of options
+            options = {**options, "reward": reward}
+            reward = None
+        values, modules, _ = read_keywords({}, reward, options, section="eval")
+        with tempfile.TemporaryDirectory() as folder:
+            stored = stored_data(data, Path(folder) / HELD_OUT_FILE, argument="data")
+            for module in modules:
+                module.write(Path(folder) / CODE_FOLDER)
+            add_code_folder(Path(folder) / CODE_FOLDER)
+            with row_errors(stored.labels):
+                stored.write()
+                yield EvalRequest(
+                    stored.source,
+                    samples_per_problem,
+                    overrides=tuple(as_overrides(values)),
+                    on_second_interrupt=signal.default_int_handler,
+                )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
         """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -15,16 +16,24 @@ from dapo.api.code_writer import CodeWriter
 from dapo.api.in_memory_data import (
     Data,
     Reward,
-    is_source,
     row_errors,
+    stored_data,
     verifier_option,
     weights_by_name,
-    write_rows,
 )
-from dapo.api.keywords import build_scaled, load_base, named_functions, options_from, with_teacher
+from dapo.api.keywords import (
+    build_scaled,
+    load_base,
+    named_functions,
+    options_from,
+    require_set_once_in_call,
+    with_teacher,
+)
+from dapo.api.plain_values import model_name
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
+from dapo.config.data_spec import MIX
 from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
@@ -286,7 +295,10 @@ class Session(AbstractContextManager["Session"]):
 
             def name_of(function: Callable[..., Any]) -> str:
                 kind = function if hasattr(function, "__qualname__") else type(function)
-                functions[name := f"{kind.__module__}:{kind.__qualname__}"] = function
+                name = f"{kind.__module__}:{kind.__qualname__}"
+                # of another cell
+                while functions.setdefault(name, function) is not function:
+                    name += "_"
                 return name
 
             verifier = verifier_option(weights_by_name(reward, name_of))
@@ -303,13 +315,20 @@ class Session(AbstractContextManager["Session"]):
 
     def _source(self, problems: Data) -> Any:
         """Return the data source of problems; rows become a file named by their content."""
-        if is_source(problems):
-            return str(problems) if isinstance(problems, Path) else problems
-        path = self._folder / ROWS_FILE
-        write_rows(path, problems)
-        folder = self._folder / hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
-        folder.mkdir(exist_ok=True)
-        return str(path.replace(folder / ROWS_FILE))
+        stored = stored_data(problems, self._folder / ROWS_FILE, argument="problems")
+        stored.write()
+        moved = {}
+        for path in stored.rows:
+            digest = hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+            folder = self._folder / digest
+            folder.mkdir(exist_ok=True)
+            moved[str(path)] = str(path.replace(folder / path.name))
+        if isinstance(stored.source, str):
+            return moved.get(stored.source, stored.source)
+        if stored.rows:
+            parts = stored.source[MIX]
+            return {MIX: {name: moved.get(str(part), part) for name, part in parts.items()}}
+        return stored.source
 
     def _judge(
         self, config: Config, functions: Mapping[str, Callable[..., Any]]
@@ -353,7 +372,7 @@ class Session(AbstractContextManager["Session"]):
 
 @python_interface
 def session(
-    model: str | Path | None = None,
+    model: str | os.PathLike[str] | None = None,
     *,
     data: Data = None,
     reward: Reward = None,
@@ -383,9 +402,12 @@ def session(
         1
     """
     base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
-    values = {} if model is None else {"model.name": str(model)}
+    name = model_name(model)
+    values = {} if name is None else {"model.name": name}
     options, code = named_functions(with_teacher(options, has_reward=True))
-    built, _ = build_scaled(base, values | options_from(options), where="dapo.session")
+    named_options = options_from(options)
+    require_set_once_in_call(values | named_options)
+    built, _ = build_scaled(base, values | named_options, where="dapo.session")
     return Session(
         built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
     )

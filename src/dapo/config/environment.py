@@ -1,8 +1,19 @@
 """Options of episodes: `environment`."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from dapo.config.section import Int, Positive, Processes, Seconds, Section, Tokens, option
+from pydantic import BeforeValidator
+
+from dapo.config.section import (
+    Int,
+    Positive,
+    Processes,
+    Seconds,
+    Section,
+    Tokens,
+    one_or_several,
+    option,
+)
 
 
 class EnvironmentConfig(Section):
@@ -16,10 +27,11 @@ class EnvironmentConfig(Section):
     options: dict[str, Any] = option(
         {}, "Keyword arguments of the environment's constructor.", only_with="environment.name"
     )
-    tools: tuple[str, ...] = option(
+    tools: Annotated[tuple[str, ...], BeforeValidator(one_or_several)] = option(
         (),
-        "Functions, as module:function, that the policy may call in every turn, with or without an"
+        "Functions, one or a list, as module:function, that the policy may call in every turn, with or without an"
         " environment.",
+        also=[{"type": "string"}, {"type": "null"}],
     )
     command: tuple[str, ...] = option(
         (),

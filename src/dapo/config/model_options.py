@@ -30,6 +30,13 @@ class LoraConfig(Section):
     )
 
 
+def _rank_or_options(value: object) -> object:
+    """Accept `true` for adapters of the default rank, `false` for none, and a rank."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return {"rank": value} if isinstance(value, int) else value
+
+
 class ModelConfig(Section):
     name: str = option(
         description=(
@@ -44,10 +51,12 @@ class ModelConfig(Section):
         " multiplies it in hardware, else float32.",
     )
     trust_remote_code: bool = option(False, "Run Python code from the model's repository.")
-    lora: LoraConfig | None = option(
+    lora: Annotated[LoraConfig | None, BeforeValidator(_rank_or_options)] = option(
         None,
-        "Train only low-rank adapters, for example {rank: 16, alpha: 32}; none: train all weights.",
+        "Train only low-rank adapters, for example {rank: 16, alpha: 32}, or a rank, or true; none:"
+        " train all weights.",
         paper=None,
+        also=[{"type": "integer", "minimum": 1}, {"type": "boolean"}],
     )
 
 

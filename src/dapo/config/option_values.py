@@ -4,7 +4,7 @@ r"""Reads and writes `option=value`: the type of the option decides, never the v
 - Text or something else (`str | None`, a data source): `null` is none, `{...}` a mapping and
   `[...]` a list, where the type has them; everything else is the text. A backslash in front makes
   it the text: `\null`.
-- A list of texts: a YAML list whose items are texts, `[a, 5, no]`.
+- A list of texts: a YAML list whose items are texts, `[a, 5, no]`, or a single text.
 - Unknown, as the options of a verifier or an environment: a number, `true`, `null`, a text in
   quotes, `{...}` and `[...]` as in YAML; everything else is the text.
 - Anything else: YAML.
@@ -47,13 +47,15 @@ def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
     kinds = _kinds_of(name)
     if Any in kinds:
         return _read_free(value, read_yaml)
-    if str in kinds:
-        return _read_text(value, kinds, read_yaml)
     if _TextList in kinds:
-        # one text is not a list, which the validation answers
+        if value == "null" and type(None) in kinds:
+            return None
+        # one text stands for a list of it
         if not value.lstrip().startswith("["):
             return value
         return _read_texts(value, read_yaml)
+    if str in kinds:
+        return _read_text(value, kinds, read_yaml)
     return read_yaml(value)
 
 

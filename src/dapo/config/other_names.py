@@ -94,7 +94,7 @@ def called_elsewhere(
         peer: the system that is asked first.
         others: the other options of that system that are set, for formulas.
     """
-    system, rows = _rows_named(name, peer)
+    system, rows = rows_named(name, peer)
     if system is None:
         return None
     # the row of a whole section stands for each option in it
@@ -123,7 +123,7 @@ def called_elsewhere(
     return f"{label} is {' and '.join(values)} here (dapo show docs {page})"
 
 
-def _rows_named(name: str, peer: Peer | None) -> tuple[Peer | None, list[Counterpart]]:
+def rows_named(name: str, peer: Peer | None) -> tuple[Peer | None, list[Counterpart]]:
     """Return the rows of one option by its name, and the system of that option, `peer` first.
 
     The option has the name itself, else its name ends in it, else it has the same last part.

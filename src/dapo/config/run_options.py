@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from dapo.config.section import MAX_PROCESSES, Float, Positive, Processes, Section, Tokens, option
+from dapo.config.section import (
+    MAX_PROCESSES,
+    Float,
+    Positive,
+    Processes,
+    Section,
+    Tokens,
+    one_or_several,
+    option,
+)
 
 
 class EvalConfig(Section):
@@ -54,17 +63,10 @@ def _rollouts(value: str) -> str:
     return value
 
 
-def _one_or_several(value: object) -> object:
-    """Accept `3` for `[3]`, and null for none."""
-    if value is None:
-        return []
-    return value if isinstance(value, list | tuple) else [value]
-
-
 class LogConfig(Section):
     sinks: Annotated[
         list[Literal["tensorboard", "wandb", "trackio", "mlflow"]],
-        BeforeValidator(_one_or_several),
+        BeforeValidator(one_or_several),
     ] = option(
         [],
         "Trackers, one or a list, that receive metrics, in addition to metrics.jsonl and the"
@@ -86,7 +88,7 @@ class LogConfig(Section):
 
 
 class ProfileConfig(Section):
-    steps: Annotated[list[Positive], BeforeValidator(_one_or_several)] = option(
+    steps: Annotated[list[Positive], BeforeValidator(one_or_several)] = option(
         [],
         "Training steps, one or a list, with profiler traces in profile/ of the run directory.",
         also=[{"type": "integer", "minimum": 1}, {"type": "null"}],

@@ -65,6 +65,15 @@ def option(
     return Field(default, description=description, json_schema_extra=facts, **bounds)
 
 
+def one_or_several(value: object) -> object:
+    """Accept `3` for `[3]`, `a,b` for `[a, b]`, and null for none."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def reject_bool(value: object) -> object:
     """Reject `true` for a number, which Python counts as 1."""
     if isinstance(value, bool):

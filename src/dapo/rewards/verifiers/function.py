@@ -4,6 +4,7 @@ reward function.
 
 import contextlib
 import inspect
+import re
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -65,6 +66,10 @@ def _run(loop: "asyncio.AbstractEventLoop") -> None:
 
 
 NOT_APPLIED = "no reward function applied"
+_OF_MESSAGES = (
+    "; the prompt is a list of messages, so a completion is [{'role': ..., 'content': ...}]: use"
+    " c[0]['content']"
+)
 _GIVEN = ("prompts", "completions", "completion_ids")
 _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
@@ -225,11 +230,15 @@ class RewardFunction(_UserFunction):
         """Call the function for the group, or per response if that raises, to find the offender."""
         if (failure := self._missing(problem)) is not None:
             return [failure] * len(responses)
-        result = self._call(self._arguments(problem, responses, token_ids))
+        arguments = self._arguments(problem, responses, token_ids)
+        result = self._call(arguments)
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
-            return [self._error(result.reason)]
+            has_messages = isinstance(arguments.get("completions", [""])[0], list)
+            # the exception of a text's method, called on messages
+            is_confused = has_messages and re.search(r"\b(list|dict)\b", result.reason)
+            return [self._error(result.reason + (_OF_MESSAGES if is_confused else ""))]
         return [
             self.judge_group(problem, [text], [ids])[0]
             for text, ids in zip(responses, token_ids, strict=True)
