@@ -168,16 +168,13 @@ class AgentEpisodes:
         return list(problems)
 
 
-def agents_of(config: Config, tokenizer: PreTrainedTokenizerBase, pool: AgentPool) -> AgentEpisodes:
-    """Return the episodes of an agent. Raises DataError for the chat template."""
-    renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
-    return AgentEpisodes(pool, renderer, config)
-
-
 def episodes_of(
-    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
-) -> Episodes:
-    """Return the episodes of an environment. Raises DataError for the chat template."""
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool | AgentPool
+) -> Episodes | AgentEpisodes:
+    """Return the episodes of an environment or an agent. Raises DataError for the chat template."""
+    if isinstance(pool, AgentPool):
+        agent_renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
+        return AgentEpisodes(pool, agent_renderer, config)
     renderer = turn_renderer(config, tokenizer, pool)
     return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config, tokenizer)
 

@@ -25,7 +25,7 @@ from dapo.policy.model import (
 )
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
-from dapo.start.episodes import AgentEpisodes, Episodes, agents_of, episodes_of
+from dapo.start.episodes import AgentEpisodes, Episodes, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
 from dapo.start.rows import RunData
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
@@ -189,9 +189,6 @@ def read_model_and_encoder(
     episodes: Episodes | AgentEpisodes | None = None
     if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
-    elif isinstance(environment, AgentPool):
-        episodes = agents_of(config, loaded.tokenizer, environment)
-        encoder = episodes.encoder
     else:
         episodes = episodes_of(config, loaded.tokenizer, environment)
         encoder = episodes.encoder
