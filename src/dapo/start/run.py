@@ -24,10 +24,18 @@ from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
 from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
+from dapo.runs.console_log import ConsoleLog, LoggedDisplay
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
-from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
+from dapo.runs.manifest import (
+    WRITTEN,
+    Fork,
+    make_manifest,
+    provenance,
+    provenance_diff,
+    written_options,
+)
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
@@ -107,6 +115,7 @@ def new_run(
     command: Sequence[str],
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
+    set_to_fit: Collection[str] = (),
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
@@ -116,6 +125,7 @@ def new_run(
         command: the command line, for the manifest.
         prepared: entries that the caller has written into the directory.
         module_folders: the folders of modules that options name, for the manifest.
+        set_to_fit: options in the command that were computed, for the manifest.
     """
     started = datetime.now(UTC)
     unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
@@ -131,6 +141,7 @@ def new_run(
         module_folders=module_folders,
         template_time=config.data.template_time,
     )
+    manifest[WRITTEN] = written_options(command, set_to_fit)
     save = partial(save_tokenizer, loaded=inputs.loaded)
     directory = RunDirectory.create(
         path, dump_config(config), manifest, prepared=prepared, write_first=save
@@ -217,7 +228,32 @@ def _read(resolved: Resolved) -> Inputs:
 def run_training(
     ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
-    """Train to the end and draw curves; if a trainer rank is lost, restart."""
+    """Train to the end and draw curves; if a trainer rank is lost, restart.
+
+    What the console shows is also kept in the run's `logs/console.log`.
+    """
+    log = ConsoleLog(ready.directory.console_log, callbacks.warn)
+    callbacks = logged(callbacks, log)
+    try:
+        _train_with_restarts(ready, callbacks, max_restarts)
+    except BaseException as error:
+        log.line(f"ended: {_describe_end(error)}")
+        raise
+    end_run(ready.config, ready.directory, warn=callbacks.warn)
+
+
+def logged(callbacks: RunCallbacks, log: ConsoleLog) -> RunCallbacks:
+    """Return callbacks whose lines and warnings are also appended to a log."""
+
+    def open_display(num_steps: int, **options: Any) -> Display:
+        shown = callbacks.open_display(num_steps, **options)
+        return LoggedDisplay(shown, log, num_steps, **options)
+
+    return replace(callbacks, warn=log.warned, open_display=open_display)
+
+
+def _train_with_restarts(ready: ReadyRun, callbacks: RunCallbacks, max_restarts: int) -> None:
+    """Train to the end; go back to the last checkpoint whenever a trainer rank is lost."""
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -232,7 +268,6 @@ def run_training(
                 ) from error
             again = f"time {restarts + 1} of {max_restarts}"
             callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
-    end_run(ready.config, ready.directory, warn=callbacks.warn)
 
 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
@@ -323,14 +358,17 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         run.stop.check_listeners()  # a failure in the last step, after which no step checks
         reason = "solved" if run.is_solved else "finished"
     except Exception as error:
-        reason = (
-            f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}:"
-            f" {mask_text(str(error))}"
-        )
+        reason = _describe_end(error)
         raise
     finally:
         gc.unfreeze()
         close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started, warn=warn)
+
+
+def _describe_end(error: BaseException) -> str:
+    """Return the exit reason of a run that an error has ended."""
+    kind = "interrupted" if isinstance(error, Interrupted) else type(error).__name__
+    return f"{kind}: {mask_text(str(error))}"
 
 
 def truncate_after_checkpoint(
