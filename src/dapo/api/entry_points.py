@@ -172,7 +172,14 @@ def train(
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
         check(built) as checked,
-        new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
+        new_run(
+            checked,
+            path,
+            command=command,
+            prepared=prepared,
+            module_folders=folders,
+            set_to_fit=tuple(scaled),
+        ) as ready,
     ):
         run_training(
             ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])
