@@ -168,7 +168,11 @@ def episode_json(generation: Generation) -> str | None:
     """Return the value of the column `episode` for a response."""
     if generation.episode is None:
         return None
-    return storable(json.dumps(vars(generation.episode), ensure_ascii=False))
+    values = dict(vars(generation.episode))
+    # most environments say nothing at the end, and older tables have no such entry
+    if not values["ending"]:
+        del values["ending"]
+    return storable(json.dumps(values, ensure_ascii=False))
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode | None:
@@ -208,6 +212,7 @@ def _has_valid_values(episode: Episode) -> bool:
         and isinstance(episode.correct, bool | NoneType)
         and isinstance(episode.error, str | NoneType)
         and isinstance(episode.is_cut, bool)
+        and isinstance(episode.ending, str)
     )
 
 
