@@ -131,6 +131,8 @@ class Episode:
     """Whether no tokens or turns were left before the environment ended the episode."""
     tool_calls: int = 0
     tool_errors: int = 0
+    ending: str = ""
+    """What the environment said last, with `done` or in `end`: the policy never reads it."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Further numbers that an agent returned with its reward, by name."""
     calls: Sequence[Mapping[str, Any]] = ()

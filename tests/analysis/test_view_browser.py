@@ -19,6 +19,7 @@ import pytest
 from dapo.analysis.compare import compare_runs
 from dapo.analysis.view.report import write_report
 from dapo.config import RewardConfig, dump_config, load_config
+from dapo.environments.starts import environment_seed
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
@@ -173,6 +174,110 @@ def page(browser: Any, client: Client) -> Iterator[Page]:
     assert browser.execute_script("return window.hacked") is None
 
 
+HOLD = """const ask = window.fetch;
+window.held = [];
+window.fetch = (...given) => new Promise((done) => held.push(() => done(ask(...given))));
+window.release = () => { window.fetch = ask; held.forEach((answer) => answer()); };"""
+"""Holds back the server's answers until `release()`."""
+UNREAD = """const ask = window.fetch;
+window.fetch = async (...given) => {
+  const answer = await ask(...given);
+  if (!/api\\/(problems|rollouts)/.test(given[0])) return answer;
+  const value = await answer.json();
+  const empty = { rows: [], total: 0, counts: {}, by_step: [], note: null };
+  const index = { steps: 4, indexed: 0, responses: 0, problems: [] };
+  return new Response(JSON.stringify({ ...value, ...empty, index }));
+};"""
+"""The server's answers while it has not read any table of responses."""
+
+
+def test_a_tab_without_its_answer_only_says_that_it_reads(page):
+    page.open("log?run=first")
+    page.wait("return document.querySelector('main h1') !== null")
+    for name in PAGES:
+        page.browser.execute_script(HOLD)
+        page.browser.execute_script(f"document.getElementById('tab-{name}').click()")
+        page.wait(f"return held.length && location.hash.startsWith('#/{name}')")
+        shown = page.texts("main")
+        assert shown == ["Reading the run …"], name
+        assert page.browser.execute_script("return document.querySelector('.loading')") is None
+        page.browser.execute_script("release()")
+        page.wait("return document.querySelector('main h1') !== null")
+
+
+def test_tables_that_are_not_read_yet_give_no_number_and_no_diagnosis(page):
+    script = page.browser.execute_cdp_cmd(
+        "Page.addScriptToEvaluateOnNewDocument", {"source": UNREAD}
+    )
+    try:
+        for fragment in ("problems?", "problems?kind=never&", "rollouts?", "rollouts?text=x&"):
+            page.open(f"{fragment}run=first")
+            page.wait("return document.querySelector('.reading') !== null")
+            assert page.texts(".empty") == ["Reading the responses …"], fragment
+            visible = page.browser.execute_script("return document.querySelector('main').innerText")
+            assert re.findall(r"\d", visible) == [], fragment
+            assert "verifier" not in visible
+    finally:
+        page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_rollouts_begin_with_a_group_that_trained_on_right_and_wrong_responses(page, client):
+    page.open("rollouts?run=first")
+    page.wait("return document.querySelectorAll('tbody tr').length > 3")
+    assert page.texts("td[data-name=outcome]")[:4] == ["trained"] * 4
+    assert set(page.texts("td[data-name=verdict]")[:4]) == {"correct", "wrong"}
+    page.browser.execute_script(
+        "const f = document.querySelector('#f-sort'); f.value = 'newest';"
+        " f.dispatchEvent(new Event('change'))"
+    )
+    page.wait("return document.querySelector('td[data-name=step]')?.textContent === '4'")
+
+
+def test_intervals_are_a_band_from_15_evaluations_on_and_no_axis_passes_100_percent(
+    browser, tmp_path
+):
+    for name, count in (("few", 14), ("many", 15)):
+        run = new_run(tmp_path / name)
+        ends = {"eval/sums/low": 0.7, "eval/sums/high": 1.0}
+        rows = [{"step": i, "eval/sums/accuracy": 0.9, **ends} for i in range(count)]
+        log_metrics(run.metrics, rows)
+    with shown(browser, tmp_path) as page:
+        for name, bars, bands in (("few", 14, 0), ("many", 0, 1)):
+            for fragment in ("overview", "metrics"):
+                page.open(f"{fragment}?run={name}&find=accuracy")
+                page.wait("return document.querySelector('.chart .drag') !== null")
+                assert len(page.texts(".chart .interval")) == bars, (name, fragment)
+                assert len(page.texts(".chart .band")) == bands, (name, fragment)
+                chart = "document.querySelector('.plot').chart"
+                low, high = page.browser.execute_script(f"return {chart}.range.y")
+                assert low < 70
+                assert high == 100
+    # these runs have curves, and no evaluation that the head could pair
+    assert all("api/paired" in error for error in page.errors())
+
+
+def test_metrics_are_in_sections_and_a_pinned_chart_stays_at_the_top(page):
+    page.open("metrics?run=first")
+    page.wait("return document.querySelector('.section') !== null")
+    sections = "return [...document.querySelectorAll('.section')].map((e) => e.dataset.section)"
+    before = page.browser.execute_script(sections)
+    assert before == ["eval", "reward", "rollout", "loss", "optim", "time"]
+    assert page.texts("[data-section=loss] [data-chart] .drag") == []  # nothing folded is drawn
+    try:
+        page.click("[data-section=loss] summary")
+        page.wait("return document.querySelector('[data-section=loss] .chart .drag') !== null")
+        page.click("[id='pin-loss/entropy']")
+        page.wait("return document.querySelector('[data-section=pinned] .chart .drag') !== null")
+        page.open("metrics?run=second")
+        page.wait("return document.querySelector('.section') !== null")
+        assert page.texts("[data-section=pinned] h2") == ["loss/entropy"]
+        assert page.browser.execute_script(sections) == ["pinned", *before]
+        page.click("[id='pin-loss/entropy']")
+        page.wait("return document.querySelector('[data-section=pinned]') === null")
+    finally:
+        page.browser.execute_script("localStorage.clear()")
+
+
 def test_the_overview_draws_every_chart_and_changes_its_axis(page):
     page.open("overview?run=first")
     names = page.browser.execute_script(
@@ -275,6 +380,15 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
     page.wait("return document.querySelector('#paired') !== null")
     found = client.get("paired", a_run="first", a_step=0, b_run="first", b_step=4)
     assert f"better on {found['better']}, worse on {found['worse']}" in page.texts("#paired")[0]
+    order = "most worsened" if found["worse"] else "most improved"
+    assert page.texts(".head-row [aria-pressed=true]") == [order]
+    changed = [row for row in found["table"] if row["first"] != row["second"]]
+    assert len(page.texts("td[data-name='B − A']")) == len(changed) > 0
+    equal = len(found["table"]) - len(changed)
+    assert equal > 0
+    page.click("#equal", "show")
+    page.wait("return document.querySelector('#equal')?.textContent === 'hide'")
+    assert len(page.texts("td[data-name='B − A']")) == len(found["table"])
     page.click("tbody td a")
     page.wait("return document.querySelectorAll('#detail .text-box').length >= 3")
 
@@ -674,15 +788,18 @@ def test_each_response_is_shown_with_its_question(page, client):
 def test_every_metric_of_a_run_is_found_by_its_name(page, client):
     columns = client.get("metrics", run="first")["columns"]
     page.open("metrics?run=first")
-    assert page.texts("[data-chart] h2") == sorted(columns)
     page.wait("return document.querySelector('#f-find') !== null")
+    # the ends of an interval are in the chart of its metric
+    charts = [name for name in columns if not name.endswith(("/low", "/high"))]
+    assert sorted(page.texts("[data-chart] h2")) == sorted(charts)
+    assert len(charts) == len(columns) - 2
     page.browser.execute_script(
         "const f = document.querySelector('#f-find'); f.value = 'loss RATIO'; f.dispatchEvent(new"
         " Event('input'))"
     )
     shown = [name for name in sorted(columns) if "loss" in name and "ratio" in name]
     assert page.texts("[data-chart]:not([hidden]) h2") == shown
-    assert page.texts(".filters [role=status]") == [f"{len(shown)} of {len(columns)} metrics"]
+    assert page.texts(".filters [role=status]") == [f"{len(shown)} of {len(charts)} charts"]
     page.wait("return document.querySelector('[data-chart]:not([hidden]) .chart .drag') !== null")
     page.open("metrics?run=first&find=optim/lr")
     page.wait("return document.querySelector('[data-chart]:not([hidden]) .chart .drag') !== null")
@@ -692,14 +809,16 @@ def test_every_metric_of_a_run_is_found_by_its_name(page, client):
 def test_options_findings_and_the_log_have_pages(page, client):
     page.open("options?run=first")
     page.wait("return document.querySelectorAll('tbody tr').length > 3")
-    changed = [
-        row["name"]
-        for row in client.get("options", run="first")["rows"]
-        if row["value"] != row["default"]
-    ]
-    assert page.texts("tbody td:first-child code") == changed
-    assert {"model.name", "optim.lr", "data.train.size"} <= set(changed)
-    assert not {"loss.clip_high", "preset", "optim.betas"} & set(changed)
+    rows = client.get("options", run="first")["rows"]
+    written = [row["name"] for row in rows if row["written"]]
+    assert page.texts(".table-wrap:not(details *) td:first-child code") == written
+    assert {"model.name", "optim.lr", "data.train.size"} <= set(written)
+    assert not {"loss.clip_high", "optim.betas", "distributed.launcher"} & set(written)
+    folded = [row for row in rows if not row["written"]]
+    # those that dapo set to fit come before the defaults
+    folded.sort(key=lambda row: row["value"] == row["default"])
+    assert page.texts("details td:first-child code") == [row["name"] for row in folded]
+    assert not page.browser.execute_script("return document.querySelector('main details').open")
     page.open("findings?run=first")
     found = client.get("findings", run="first")["findings"]
     assert [text.split(" ", 1)[1] for text in page.texts(".finding h2")] == [
@@ -708,11 +827,10 @@ def test_options_findings_and_the_log_have_pages(page, client):
     assert all(any(f["cause"] in text for text in page.texts(".finding")) for f in found)
     page.open("log?run=first")
     page.wait("return document.querySelector('.log') !== null")
-    assert (
-        page.texts(".log")[0].count("judged")
-        == client.get("log", run="first")["text"].count("judged")
-        > 0
-    )
+    assert page.texts(".log") == [client.get("log", run="first")["text"]]
+    assert "step 4/4  reward" in page.texts(".log")[0]
+    page.click("button", "verifier.log")
+    page.wait("return document.querySelector('.log').textContent.startsWith('judged')")
 
 
 def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, runs, tmp_path):
@@ -724,9 +842,8 @@ def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, runs, 
         page.open("options?run=changed&find=optim.lr")
         page.wait("return document.querySelector('tbody tr') !== null")
         assert page.texts("tbody tr:first-child code")[:2] == ["optim.lr", "0.002"]
-        assert page.texts("tbody tr:first-child td[data-name='before a resume']") == [
-            "0.003 up to step 1"
-        ]
+        written = ".table-wrap:not(details *) tr:first-child td[data-name='before a resume']"
+        assert page.texts(written) == ["0.003 up to step 1"]
     assert page.errors() == []
 
 
@@ -850,15 +967,22 @@ def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page):
             page.wait("return document.querySelectorAll('main .card, main table').length > 0")
             for width in (400, 800):
                 narrow(width)
-                scroll, client_width, right, position = page.browser.execute_script(
-                    """const tabs = [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect().right);
-                    const root = document.documentElement;
-                    return [root.scrollWidth, root.clientWidth, Math.max(...tabs),
+                scroll, client_width, height, tabs, position = page.browser.execute_script(
+                    """const root = document.documentElement, nav = document.querySelector('nav');
+                    const tabs = [...nav.querySelectorAll('a')].map((tab) => {
+                      tab.scrollIntoView({ inline: 'nearest' });
+                      const box = tab.getBoundingClientRect();
+                      return [box.left, box.right, box.top];
+                    });
+                    return [root.scrollWidth, root.clientWidth, root.scrollHeight, tabs,
                       getComputedStyle(document.querySelector('header')).position]"""
                 )
                 assert scroll <= client_width <= width, fragment
-                assert right <= client_width, fragment
+                # one row that scrolls by itself
+                assert len({top for _, _, top in tabs}) == 1
+                assert all(0 <= left < right <= client_width for left, right, _ in tabs), fragment
                 assert position == ("static" if width == 400 else "sticky")
+                assert width > 400 or height < 5000, fragment
         narrow(400)
         page.open("rollouts?run=first")
         page.wait("return document.querySelectorAll('tbody tr').length > 3")
@@ -868,6 +992,12 @@ def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page):
         )
         assert response[1] <= 400
         assert response[2] >= step[3]  # the text is below the numbers
+        assert len(page.texts("tbody tr")) == 15  # a long list has pages
+        # facts are folded until they are asked for
+        visible = "return document.querySelector('#summary .fact').checkVisibility()"
+        assert not page.browser.execute_script(visible)
+        page.click("#more-facts")
+        assert page.browser.execute_script(visible)
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -899,9 +1029,8 @@ def attacked(i: int, row: dict[str, Any]) -> dict[str, Any]:
     episode = json.loads(row["episode"])
     observed = {"role": HOSTILE, "content": f"\u202e\x07 {i} {HOSTILE}"}
     messages = [each if each["role"] == "assistant" else observed for each in episode["messages"]]
-    return row | {
-        "episode": json.dumps(episode | {"messages": messages, "tool_calls": 3, "tool_errors": 1})
-    }
+    said = {"ending": f"\u202e {HOSTILE}", "tool_calls": 3, "tool_errors": 1}
+    return row | {"episode": json.dumps(episode | {"messages": messages} | said)}
 
 
 def test_episodes_are_conversations_whose_observations_are_no_more_than_text(
@@ -910,7 +1039,9 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(
     run = shutil.copytree(episode_run, tmp_path / "episodes")
     rewrite(run, 1, attacked)
     stored = pq.read_table(run / "rollouts" / "step_000001.parquet").to_pylist()
-    name = next(row["group_id"] for row in stored if len(row["sampled"] or ()) >= 4)
+    row = next(row for row in stored if len(row["sampled"] or ()) >= 4)
+    name = row["group_id"]
+    stored_problem = Problem(row["problem_id"], "", "")
     rows = [row for row in stored if row["group_id"] == name]
     messages = [each for row in rows for each in json.loads(row["episode"])["messages"]]
     turns = [each for each in messages if each["role"] == "assistant"]
@@ -922,7 +1053,10 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(
             page.wait("return document.querySelectorAll('td[data-name=turns]').length > 3")
             page.open(f"group?run=episodes&step=1&group={name}")
             page.wait("return document.querySelectorAll('.message .t').length > 8")
-            assert len(page.texts(".message:not(.observed)")) == len(turns)
+            assert len(page.texts(".message:not(.observed, .ending)")) == len(turns)
+            assert page.texts(".message.ending .content") == [f"\u202e {HOSTILE}"] * len(rows)
+            seed = environment_seed(load_config(run / "config.yaml").train.seed, stored_problem)
+            assert page.texts("dl.facts code")[-1:] == [str(seed)]
             observed = [each["content"] for each in messages if each["role"] != "assistant"]
             assert page.texts(".message.observed .content") == observed
             assert page.texts(".message.observed .role") == [HOSTILE] * len(observed)
@@ -973,21 +1107,25 @@ def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_pat
     page.wait("return document.querySelector('.change') !== null")
     page.click("nav a", "Log")
     page.wait("return document.querySelector('main h1').textContent === 'Log'")
-    assert page.texts(".log") == [RunDirectory(runs[1]).verifier_log.read_text()]
+    assert page.texts(".log") == [RunDirectory(runs[1]).console_log.read_text()]
     assert page.errors() == []
     assert browser.execute_script("return window.hacked") is None
 
 
-def test_a_report_has_the_log_of_the_verifier_as_text(browser, runs, tmp_path):
+def test_a_report_has_the_logs_of_console_and_verifier_as_text(browser, runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs[0], run)
-    append_bytes(RunDirectory(run).verifier_log, HOSTILE.encode())
+    logs = (RunDirectory(run).console_log, RunDirectory(run).verifier_log)
+    for log in logs:
+        append_bytes(log, f"warning: {HOSTILE}\n".encode())
     (RunDirectory(run).logs / "another.log").write_text("not of the verifier")
     write_report(run, tmp_path / "report.html")
     page = Page(browser, (tmp_path / "report.html").as_uri())
-    page.open("log?run=run")
-    page.wait("return document.querySelector('.log') !== null")
-    assert page.texts(".log") == [RunDirectory(run).verifier_log.read_text()]
-    assert page.texts("main button") == []
+    for log in logs:
+        page.open(f"log?run=run&file={log.name}")
+        page.wait("return document.querySelector('.log') !== null")
+        assert page.texts(".log") == [log.read_text()]
+        assert page.texts(".log .warned") == [f"warning: {HOSTILE}\n"]
+        assert page.texts("main button") == [log.name for log in logs]
     assert page.errors() == []
     assert browser.execute_script("return window.hacked") is None

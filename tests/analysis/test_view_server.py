@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import pvariance
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from dapo.config import dump_config, load_config
 from dapo.config.option_entries import flat_options
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.terminal import to_json
+from dapo.environments.starts import environment_seed
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.hf_io import write_model_directory
 from dapo.runs.directory import RunDirectory
@@ -30,6 +32,7 @@ from dapo.runs.rollout_index import Filter, RolloutIndex
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader
 from dapo.runs.status import run_status
+from dapo.types import Problem
 from helpers.run_files import append_bytes
 from helpers.tables import for_each_row
 from helpers.tiny_runs import tiny
@@ -47,6 +50,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(run: Path) -> Iterator[Client]:
     with serving(run) as found:
         yield found
+
+
+def problem(row: dict[str, Any]) -> Problem:
+    return Problem(row["problem_id"], row["question"], row["answer"])
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -309,7 +316,7 @@ def test_a_filter_finds_exactly_the_responses_that_pass_it(run, client, wanted):
 
 
 def test_pages_hold_each_response_once_in_every_order(run, client):
-    for sort in ("newest", "longest", "worst"):
+    for sort in ("spread", "newest", "longest", "worst"):
         pages = [
             client.get("rollouts", run="first", limit=7, offset=at, sort=sort)
             for at in range(0, 200, 7)
@@ -324,6 +331,25 @@ def test_pages_hold_each_response_once_in_every_order(run, client):
     assert [row["tokens"] for row in longest] == sorted(
         (row["tokens"] for row in longest), reverse=True
     )
+
+
+def test_by_spread_the_groups_come_as_a_plain_loop_ranks_them(run, client):
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows_of(run):
+        groups.setdefault((row["step"], row["group_id"]), []).append(row)
+
+    def rank(key: tuple[int, int]) -> tuple[float, ...]:
+        rows = groups[key]
+        has_trained = rows[0]["outcome"] == "trained"
+        is_mixed = has_trained and len({row["correct"] for row in rows}) == 2
+        variance = pvariance([row["reward"] for row in rows if row["reward"] is not None] or [0])
+        # of equal groups the newest, in the order of the stream
+        return -has_trained, -is_mixed, -round(variance, 9), -key[0], key[1]
+
+    found = client.get("rollouts", run="first", limit=200)["rows"]
+    keys = list(dict.fromkeys((row["step"], row["group_id"]) for row in found))
+    assert keys == sorted(groups, key=rank)[: len(keys)]
+    assert len(keys) > 10
 
 
 @for_each_row(
@@ -394,6 +420,12 @@ def test_a_group_of_episodes_has_their_turns_and_observed_tokens(episode_run):
             assert [each["reward"] for each in turns] == episode["rewards"]
             observed = len(row["response_ids"]) - row["response_tokens"]
             assert (shown["episode"]["turns"], shown["observed_tokens"]) == (len(turns), observed)
+            # of Echo: its last answer with `done`, and nothing from `end`
+            is_cut = shown["episode"]["is_cut"]
+            assert shown["episode"]["ending"][:3] == ("" if is_cut else "3: ")
+            assert group["environment_seed"] == str(
+                environment_seed(load_config(episode_run / "config.yaml").train.seed, problem(row))
+            )
             assert listed[row["group_id"], row["sample"]]["turns"] == len(turns)
             if shown["sampled"] is not None:  # each turn is one range of sampled tokens
                 ranges = "".join(map(str, map(int, shown["sampled"]))).split("0")
@@ -482,22 +514,30 @@ def test_the_log_of_the_verifier_is_shown_from_its_end(tmp_path):
     run = make_run(tmp_path / "run", aloud, "train.num_steps=1", "data.eval=null")
     log = RunDirectory(run).verifier_log
     with serving(run) as client:
-        found = client.get("log", run="run")
+        found = client.get("log", run="run", file="verifier.log")
         assert found == {
-            "files": ["verifier.log"],
+            "files": ["console.log", "verifier.log"],
             "file": "verifier.log",
             "text": log.read_text(),
             "left_out": 0,
         }
         append_bytes(log, b"x" * 300_000 + b"the end")
-        assert client.get("log", run="run")["text"].endswith("the end")
-        assert client.get("log", run="run")["left_out"] == log.stat().st_size - 200_000
+        found = client.get("log", run="run", file="verifier.log")
+        assert found["text"].endswith("the end")
+        assert found["left_out"] == log.stat().st_size - 200_000
+        # without a name: the console's lines, which name the first line that the verifier printed
+        console = client.get("log", run="run")
+        assert console["file"] == "console.log"
+        assert "the verifier prints: 'judged" in console["text"]
         for name in ("../config.yaml", "absent.log"):
             assert client.request(f"/api/log?run=run&file={name}")[0] == 404
 
 
-def test_a_run_without_a_log_has_none(client):
-    assert client.get("log", run="first") == {"files": [], "file": None, "text": "", "left_out": 0}
+def test_a_run_without_a_log_has_none(run, tmp_path):
+    shutil.copytree(run, tmp_path / "older", ignore=shutil.ignore_patterns("logs"))
+    with serving(tmp_path / "older") as client:
+        found = client.get("log", run="older")
+    assert found == {"files": [], "file": None, "text": "", "left_out": 0}
 
 
 # --- the index follows the files

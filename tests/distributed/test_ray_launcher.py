@@ -564,6 +564,7 @@ def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     resume_run(run, ["rollout.engines=1"])  # the ranks' weights reach an engine in another process
     assert differences(contents(run), contents(local_run)) == []
     assert {path.name for path in (run / "logs").iterdir()} == {
+        "console.log",
         "engine-0.log",
         "trainer-0.log",
         "trainer-1.log",

@@ -52,9 +52,10 @@ EPISODES = (
 
 def make_run(path: Path, *overrides: str) -> Path:
     """A finished run of the tiny model, four steps with three evaluations."""
+    command = ["dapo", "train", str(TINY), *SHORT, *overrides, "--run-dir", str(path)]
     with (
         check(tiny(*SHORT, *overrides)) as checked,
-        new_run(checked, read_data(checked), path, command=["dapo", "train"]) as ready,
+        new_run(checked, read_data(checked), path, command=command) as ready,
     ):
         run_training(ready, RunCallbacks(warn=pytest.fail))
     return path

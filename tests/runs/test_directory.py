@@ -20,7 +20,7 @@ from dapo.evaluation.scores import Evaluation, EvaluationPlan
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory, default_run_path
 from dapo.runs.evaluations import first_and_last_evaluation, load_evaluation, write_evaluation
-from dapo.runs.manifest import make_manifest
+from dapo.runs.manifest import make_manifest, written_options
 from dapo.runs.rollout_table import write_rollouts
 from helpers.run_files import append_bytes, log_metrics, new_run
 from helpers.tables import for_each_row
@@ -381,6 +381,17 @@ class TestManifest:
         assert manifest["machine"]["cores"] == os.cpu_count()
         assert manifest["machine"]["cpu"]
         json.dumps(manifest)
+
+    def test_the_written_options_are_those_of_the_file_and_the_command(self, tmp_path):
+        config = tmp_path / "my=config.yaml"
+        config.write_text("model: tiny-random\ndata: {train: a.jsonl}\noptim: {lr: 1e-6}\n")
+        words = ["loss.clip_high=0.3", "data.train=b.jsonl", "train={num_steps: 3}", "typo="]
+        command = ["/bin/dapo", "train", "--run-dir", "tiny", str(config), "--json", *words]
+        names = ["model.name", "data.train", "optim.lr", "loss.clip_high", "train.num_steps"]
+        assert written_options(command) == [*names, "typo"]
+        assert written_options(command, ["optim.lr"])[:3] == ["model.name", "data.train", names[3]]
+        assert written_options(["dapo", "train", "absent.yaml", "no option"]) == []
+        assert written_options(["dapo", "fork", "runs/a"]) == []
 
     @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
     def test_the_commit_is_that_of_the_current_directory_and_null_outside_a_repository(

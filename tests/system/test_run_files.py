@@ -22,6 +22,7 @@ RUN_FILES = {
         "problems.parquet",
     ),
     *("rollouts", "eval", "checkpoints"),
+    *("console.log", "verifier.log"),
 }
 TABLE_READERS = {"ParquetFile", "read_table", "read_schema", "read_parquet"}
 OTHER_FILES = {

@@ -18,9 +18,10 @@ from dapo.config.option_entries import flatten
 from dapo.core.errors import DataError
 from dapo.core.files import damage_of
 from dapo.core.ranges import Ranges
+from dapo.environments.starts import environment_seed
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import episode_of, ranges_of, read_rollouts
-from dapo.types import Episode
+from dapo.types import Episode, Problem
 
 _GROUP_COLUMNS = (
     "step",
@@ -162,6 +163,7 @@ def _describe(
             notes.append(reason)
     return {
         **{name: first.get(name) for name in _GROUP_COLUMNS},
+        "environment_seed": _environment_seed(first, options),
         "fields": None if first["fields"] is None else json.loads(first["fields"]),
         "reward_mean": fmean(rewards) if rewards else None,
         "reward_std": stdev(rewards) if len(rewards) > 1 else None,
@@ -171,6 +173,14 @@ def _describe(
         "responses": responses,
         "notes": notes,
     }
+
+
+def _environment_seed(row: Row, options: Mapping[str, Any]) -> int | None:
+    """Return the seed with which the environment began a group's episodes; None without one."""
+    seed = options.get("train.seed")
+    if row.get("episode") is None or type(seed) is not int:
+        return None
+    return environment_seed(seed, Problem(row["problem_id"], prompt="", answer=""))
 
 
 def _why_no_formula(options: Mapping[str, Any]) -> str | None:
@@ -335,6 +345,8 @@ def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
             "is_cut": episode.is_cut,
             "tool_calls": episode.tool_calls,
             "tool_errors": episode.tool_errors,
+            "correct": episode.correct,
+            "ending": episode.ending,
         }
     return response
 

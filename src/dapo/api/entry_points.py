@@ -167,6 +167,7 @@ def train(  # noqa: PLR0913
             command=command,
             prepared=prepared,
             module_folders=folders,
+            set_to_fit=tuple(scaled),
         ) as ready,
     ):
         run_training(ready, callbacks.of_run(run))

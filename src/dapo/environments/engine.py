@@ -47,6 +47,7 @@ class _Running:
     is_cut: bool = False
     finish: Finish = "stop"
     correct: bool | None = None
+    ending: str = ""
     error: str | None = None
     repeated: list[tuple["Future[Answer]", float]] = field(default_factory=list)
     """Answers of calls that were repeated to rebuild the episode, each with its first reward."""
@@ -84,6 +85,7 @@ class _Running:
             is_cut=self.is_cut,
             tool_calls=self.tool_calls,
             tool_errors=self.tool_errors,
+            ending=self.ending,
         )
         logprobs = float_array(self.logprobs)
         sampled = tuple(self.sampled)
@@ -354,6 +356,9 @@ class EpisodeEngine(EngineLayer):
             running.rewards[-1] += reward
         if running.is_cut or answer["done"]:
             running.correct = answer["correct"]
+            running.ending = self._shortened({"content": _text_of(answer["observation"])})[
+                "content"
+            ]
             ended.append(self._end(running, running.finish))
             return
         num_left = running.request.max_new_tokens - running.num_sampled
@@ -450,6 +455,13 @@ class EpisodeEngine(EngineLayer):
         running.handle.close()
         del self._running[running.request.id]
         return running.generation(finish)
+
+
+def _text_of(observation: str | Sequence[Message]) -> str:
+    """Return the texts of an observation as one."""
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(str(message["content"]) for message in observation)
 
 
 def _restored(

@@ -77,7 +77,8 @@ class RunDirectory:
     summary = _Entry("summary.json")  # facts and last evaluation, written at the end
     curves = _Entry("curves.png")  # the plot of the metrics
     profile = _Entry("profile")  # the directory of the traces of `profile.steps`
-    logs = _Entry("logs")  # the directory of the other processes' output
+    logs = _Entry("logs")  # the directory of the console's lines and of other processes' output
+    console_log = _Entry("logs/console.log")  # the console's lines and warnings
     verifier_log = _Entry("logs/verifier.log")  # the output of the verifiers
     tokenizer = _Entry("tokenizer")  # the model's tokenizer and configuration, without weights
     _lock = _Entry("lock")
@@ -291,7 +292,7 @@ class RunDirectory:
         step's own line in the metrics is removed too, and will be written again. Later checkpoints
         are damaged, or the run would resume there.
         """
-        for folder in (self.path, self.rollouts_folder, self.evaluations_folder):
+        for folder in (self.path, self.rollouts_folder, self.evaluations_folder, self.logs):
             for leftover in folder.glob(".*.tmp"):
                 remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)

@@ -11,15 +11,19 @@ import re
 import subprocess
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import dapo
 from dapo.config import Config
+from dapo.config.load import find_config, merge_options, parse_overrides, read_options
 from dapo.config.model_options import DATA_SOURCES
-from dapo.config.option_entries import flat_options
+from dapo.config.option_entries import flat_options, flatten
+from dapo.core.errors import ConfigError
 from dapo.core.files import damage_of, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
@@ -28,6 +32,8 @@ from dapo.data.sources.rows import other_fields
 from dapo.runs.directory import RunDirectory
 from dapo.types import Problem
 
+WRITTEN = "written_options"
+"""The manifest's entry with the names of the options that the user wrote."""
 TEMPLATE_TIME = "template_time"
 """The manifest's entry with the local time that chat templates read as now."""
 
@@ -131,6 +137,25 @@ def make_manifest(
     if fork is not None:
         manifest["fork"] = asdict(fork)
     return manifest
+
+
+def written_options(command: Sequence[str], set_to_fit: Collection[str] = ()) -> list[str]:
+    """Return the names of the options in `train CONFIG NAME=VALUE ...` and in its file.
+
+    Without those `set_to_fit`. A value of several options counts by the name of each.
+    """
+    words = list(command)
+    words = words[words.index("train") + 1 :] if "train" in words else []
+    names: dict[str, None] = {}
+    for previous, word in pairwise(["", *words]):
+        if word.startswith("-") or previous == "--run-dir":
+            continue
+        # a word that is neither a file nor an option is answered where the command is read
+        with suppress(ConfigError):
+            is_file = "=" not in word or os.path.lexists(word)
+            options = read_options(find_config(word)) if is_file else parse_overrides([word])
+            names |= dict.fromkeys(name for name, _ in flatten(merge_options(options, {})))
+    return [name for name in names if name not in set_to_fit]
 
 
 def read_manifest(run: RunDirectory) -> dict[str, Any]:

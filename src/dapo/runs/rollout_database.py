@@ -30,7 +30,7 @@ KEPT_FROM_STEPS = 100
 """Steps from which the index is kept in the cache folder; a smaller index is built in well under a
 second.
 """
-FORMAT = 2
+FORMAT = 3
 """Format of the tables below; an index of another format is rebuilt."""
 FILES_PER_READ = 16
 RESCAN_S = 1.0
@@ -49,7 +49,9 @@ CREATE TABLE IF NOT EXISTS responses(step INTEGER, row INTEGER, group_id INTEGER
   outcome TEXT, score REAL, reward REAL, tokens INTEGER, finish TEXT, verdict TEXT, PRIMARY KEY (step, row))
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS groups(step INTEGER, group_id INTEGER, problem_id TEXT, source TEXT, outcome TEXT,
-  row INTEGER, size INTEGER, decided INTEGER, correct INTEGER, score REAL, PRIMARY KEY (step, group_id)) WITHOUT ROWID;
+  row INTEGER, size INTEGER, decided INTEGER, correct INTEGER, score REAL, last_row INTEGER, interest INTEGER,
+  spread REAL, PRIMARY KEY (step, group_id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS groups_by_spread ON groups(interest DESC, spread DESC, step DESC, row, last_row, group_id);
 """
 COPIED = (
     "step",
@@ -65,8 +67,13 @@ COPIED = (
 )
 """The columns of a stored table of responses that the index has, before the name of the verdict."""
 GROUPS = """INSERT INTO groups SELECT step, group_id, min(problem_id), min(source), min(outcome), min(row), count(*),
-  sum(verdict IN ('correct', 'wrong')), sum(verdict = 'correct'), avg(score)
+  sum(verdict IN ('correct', 'wrong')), sum(verdict = 'correct'), avg(score), max(row),
+  (min(outcome) = 'trained') * (1 + (max(verdict = 'correct') AND max(verdict = 'wrong'))),
+  round(max(0, avg(reward * reward) - avg(reward) * avg(reward)), 9)
   FROM responses WHERE step = ? GROUP BY group_id"""
+"""Of a group, `interest` is 2 if it trained with right and wrong responses, 1 if it trained, else 0;
+`spread` is the variance of its rewards.
+"""
 
 
 def insert_responses(database: sqlite3.Connection, rows: pa.Table) -> None:

@@ -25,6 +25,7 @@ MAX_SEARCHES = 8
 MAX_VISITS = 60
 """Last visits of a problem that the page shows."""
 SORTS = {
+    "spread": "interest DESC, spread DESC, groups.step DESC, groups.row, responses.row",
     "newest": "step DESC, row",
     "oldest": "step, row",
     "longest": "tokens DESC, step DESC, row",
@@ -32,7 +33,18 @@ SORTS = {
     "best": "reward DESC NULLS LAST, step DESC, row",
     "worst": "reward NULLS LAST, step DESC, row",
 }
-"""The orders of a table of responses."""
+"""The orders of a table of responses; `spread`: first the groups that trained on right and wrong
+responses, the largest variance of rewards first.
+"""
+_FROM_GROUPS = """groups CROSS JOIN responses ON responses.step = groups.step
+  AND responses.row BETWEEN groups.row AND groups.last_row AND responses.group_id = groups.group_id"""
+"""Responses with their groups. CROSS: the groups are visited in their order, so that the first page
+of many responses is found without sorting them all.
+"""
+_FROM_RESPONSES = """responses CROSS JOIN groups ON groups.step = responses.step
+  AND groups.group_id = responses.group_id"""
+"""The same rows: few responses pass the filter, and are sorted."""
+_FEW = 20_000
 
 
 @dataclass(frozen=True)
@@ -62,11 +74,11 @@ class Filter:
             ("finish", "=", self.finish),
         ):
             if value is not None:
-                parts.append(f"{column} {operator} ?")
+                parts.append(f"responses.{column} {operator} ?")
                 values.append(value)
         for column, allowed in (("outcome", self.outcomes), ("verdict", self.verdicts)):
             if allowed:
-                parts.append(f"{column} IN ({placeholders(allowed)})")
+                parts.append(f"responses.{column} IN ({placeholders(allowed)})")
                 values += allowed
         return " AND ".join(parts) or "true", values
 
@@ -114,7 +126,7 @@ class RolloutIndex(RolloutDatabase):
 
         Args:
             row_filter: the filter.
-            sort: one of SORTS.
+            sort: one of SORTS; a search for a text is by step.
             offset: the number of responses before the first one that is returned.
             limit: the most that are returned.
 
@@ -130,9 +142,12 @@ class RolloutIndex(RolloutDatabase):
         else:
             condition, values = row_filter.where()
             total = self._one(f"SELECT count(*) FROM responses WHERE {condition}", values)[0]
+            table = "responses"
+            if sort == "spread":
+                table = _FROM_RESPONSES if total < _FEW else _FROM_GROUPS
             keys = self._all(
-                f"SELECT step, row FROM responses WHERE {condition} ORDER BY {SORTS[sort]} LIMIT"
-                f" {limit:d} OFFSET {offset:d}",
+                f"SELECT responses.step, responses.row FROM {table} WHERE {condition}"
+                f" ORDER BY {SORTS[sort]} LIMIT {limit:d} OFFSET {offset:d}",
                 values,
             )
         return {

@@ -171,8 +171,8 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-_AGENT_FIELDS = ("components", "calls", "counts")
-"""Fields of an Episode that only agents fill."""
+_OPTIONAL_FIELDS = ("components", "calls", "counts", "ending")
+"""Fields of an Episode that most environments leave empty, and that older tables do not have."""
 
 
 def episode_json(generation: Generation) -> str | None:
@@ -182,7 +182,7 @@ def episode_json(generation: Generation) -> str | None:
     values = {
         name: value
         for name, value in vars(generation.episode).items()
-        if value or name not in _AGENT_FIELDS  # an environment has none of them
+        if value or name not in _OPTIONAL_FIELDS
     }
     return storable(json.dumps(values, ensure_ascii=False))
 
@@ -224,6 +224,7 @@ def _has_valid_values(episode: Episode) -> bool:
         and isinstance(episode.correct, bool | NoneType)
         and isinstance(episode.error, str | NoneType)
         and isinstance(episode.is_cut, bool)
+        and isinstance(episode.ending, str)
     )
 
 

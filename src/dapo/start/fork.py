@@ -37,14 +37,14 @@ from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
 from dapo.runs.checkpoints import accuracy_of, numbered, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory, require_new_run
-from dapo.runs.manifest import Fork, make_manifest, template_time_of
+from dapo.runs.manifest import WRITTEN, Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
 from dapo.training.saved_state import STATE_FILE, is_logged, read_state
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
-# entries of a manifest that locate the data and modules of a run
-_LOCATIONS = ("folder", "run_dir", "module_folders")
+# entries of a manifest that locate the data and modules of a run, and the options that were written
+_INHERITED = ("folder", "run_dir", "module_folders", WRITTEN)
 _KEEPS_NEXT_BATCH = (
     "advantage.",
     "loss.",
@@ -277,5 +277,5 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     )
     parent_manifest = read_json(plan.parent.manifest)
     return manifest | {
-        name: parent_manifest[name] for name in _LOCATIONS if name in parent_manifest
+        name: parent_manifest[name] for name in _INHERITED if name in parent_manifest
     }

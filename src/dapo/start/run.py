@@ -24,10 +24,18 @@ from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
 from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay, progress
+from dapo.runs.console_log import ConsoleLog, LoggedDisplay
 from dapo.runs.curves import marks_of, plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
-from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
+from dapo.runs.manifest import (
+    WRITTEN,
+    Fork,
+    make_manifest,
+    provenance,
+    provenance_diff,
+    written_options,
+)
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.status import end_state
@@ -96,6 +104,7 @@ def new_run(
     command: Sequence[str],
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
+    set_to_fit: Collection[str] = (),
 ) -> Iterator[ReadyRun]:
     """Read the model, then make the run directory and lock it in the block.
 
@@ -106,6 +115,7 @@ def new_run(
         command: the command line, for the manifest.
         prepared: entries that the caller has written into the directory.
         module_folders: the folders of modules that options name, for the manifest.
+        set_to_fit: options in the command that were computed, for the manifest.
     """
     started = datetime.now(UTC)
     unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
@@ -122,6 +132,7 @@ def new_run(
         module_folders=module_folders,
         template_time=config.data.template_time,
     )
+    manifest[WRITTEN] = written_options(command, set_to_fit)
     save = partial(save_tokenizer, loaded=inputs.loaded)
     directory = RunDirectory.create(
         path, dump_config(config), manifest, prepared=prepared, write_first=save
@@ -194,7 +205,31 @@ def run_training(
     """Train to the end, or until a callback stops the run, and draw curves.
 
     If a trainer rank is lost, restart.
+
+    What the console shows is also kept in the run's `logs/console.log`.
     """
+    log = ConsoleLog(ready.directory.console_log, callbacks.warn)
+    callbacks = logged(callbacks, log)
+    try:
+        _train_with_restarts(ready, callbacks, max_restarts)
+    except BaseException as error:
+        log.line(f"ended: {_describe_end(error)}")
+        raise
+    end_run(ready.config, ready.directory, warn=callbacks.warn)
+
+
+def logged(callbacks: RunCallbacks, log: ConsoleLog) -> RunCallbacks:
+    """Return callbacks whose lines and warnings are also appended to a log."""
+
+    def open_display(num_steps: int, **options: Any) -> Display:
+        shown = callbacks.open_display(num_steps, **options)
+        return LoggedDisplay(shown, log, num_steps, **options)
+
+    return replace(callbacks, warn=log.warned, open_display=open_display)
+
+
+def _train_with_restarts(ready: ReadyRun, callbacks: RunCallbacks, max_restarts: int) -> None:
+    """Train to the end or a stop; go back to the last checkpoint whenever a trainer rank is lost."""
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -211,7 +246,6 @@ def run_training(
                 ) from error
             again = f"time {restarts + 1} of {max_restarts}"
             callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
-    end_run(ready.config, ready.directory, warn=callbacks.warn)
 
 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
@@ -314,17 +348,22 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         reason = "interrupted: stopped at once, at the last checkpoint"
         raise
     except Exception as error:
-        if isinstance(error, Interrupted):
-            kind = "interrupted"
-        elif isinstance(error, StoppedByCallback):
-            kind = "stopped"
-        else:
-            kind = type(error).__name__
-        reason = f"{kind}: {mask_text(str(error))}"
+        reason = _describe_end(error)
         raise
     finally:
         gc.unfreeze()
         close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started, warn=warn)
+
+
+def _describe_end(error: BaseException) -> str:
+    """Return the exit reason of a run that an error has ended."""
+    if isinstance(error, Interrupted):
+        kind = "interrupted"
+    elif isinstance(error, StoppedByCallback):
+        kind = "stopped"
+    else:
+        kind = type(error).__name__
+    return f"{kind}: {mask_text(str(error))}"
 
 
 def truncate_after_checkpoint(

@@ -211,7 +211,7 @@ def metrics(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 def rollouts(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     """Return a page of responses that pass a filter. Raises InvalidParameter."""
-    (sort,) = _choose({"sort": query.get("sort") or "newest"}, "sort", tuple(SORTS))
+    (sort,) = _choose({"sort": query.get("sort") or "spread"}, "sort", tuple(SORTS))
     run.tokens.state()  # starts to load the tokenizer, for the group that may be opened next
     row_filter = Filter(
         first_step=_integer(query, "first_step"),
@@ -235,8 +235,11 @@ def group(run: ViewedRun, query: Parameters, *, max_tokens: int = MAX_TOKENS) ->
     state = run.tokens.state()
     tokens = run.tokens if state == "ready" else None
     limit = None if query.get("all") else max_tokens
+    seed = explained["environment_seed"]
     return {
         **explained,
+        # as text: it has more digits than a number of JavaScript
+        "environment_seed": None if seed is None else str(seed),
         "responses": [_response(tokens, response, limit) for response in explained["responses"]],
         "tokens": state,
         "command": f"dapo explain {shlex.quote(str(path))} --step {step} --group {group_id}",

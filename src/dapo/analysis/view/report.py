@@ -32,7 +32,7 @@ MAX_TOKENS_SHOWN = 300
 MAX_TEXT = 4_000
 MIN_TEXT = 100
 EVALUATIONS_PAIRED = 4
-DETAILS = (run_details.options, run_details.findings, run_details.log)
+DETAILS = (run_details.options, run_details.findings)
 
 
 def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
@@ -82,6 +82,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
         "overview": queries.overview([run]),
         "metrics": queries.metrics(run, {}),
         **{query.__name__: _or_error(partial(query, run, {})) for query in DETAILS},
+        "logs": _or_error(partial(_logs, run)),
         "groups": groups,
         "of_groups": num_groups,
         "index": run.index.state(),
@@ -91,7 +92,14 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
     }
 
 
-def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _logs(run: queries.ViewedRun) -> list[dict[str, Any]]:
+    """Return the ends of the console's log and of the verifier's, where the run has them."""
+    directory = run.files.directory
+    paths = [path for path in (directory.console_log, directory.verifier_log) if path.is_file()]
+    return [run_details.log(run, {"file": path.name}) for path in paths]
+
+
+def _or_error(answer: Callable[[], Any]) -> Any:
     """Return the answer, or the `error` that the page shows in its place."""
     try:
         return answer()

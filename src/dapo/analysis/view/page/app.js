@@ -44,18 +44,20 @@ View.show = async () => {
   keepFocus();
   if (shown && shown.leave) shown.leave();
   const wrong = wrongAddress(state);
+  const subject = JSON.stringify([state.page, state.run, state.step, state.group]), isSame = shown !== null && shown.subject === subject;
   if (wrong) { shown = null; main.replaceChildren(View.empty(wrong)); document.title = "dapo view"; return; }
-  main.classList.add("loading");
-  if (!main.hasChildNodes()) main.replaceChildren(View.empty("Reading the run …"));
+  // values of another page, run or group do not stay below this one's name
+  main.classList.toggle("loading", isSame);
+  if (!isSame) { main.replaceChildren(View.reading()); shown = { subject }; }
   const stage = View.h("div");
   try {
     const next = (await View.pages[state.page].show(stage, state, () => mine === turn)) || {};
     if (mine !== turn) return;
-    const samePage = shown && shown.page === state.page, scroll = scrollY;
-    shown = { ...next, page: state.page };
+    const scroll = scrollY;
+    shown = { ...next, subject };
     main.replaceChildren(stage);
     if (shown.redraw) shown.redraw();
-    scrollTo(0, samePage ? scroll : 0);
+    scrollTo(0, isSame ? scroll : 0);
     keepFocus();
     document.title = `${View.pages[state.page].title}: ${state.run} – dapo`;
   } catch (error) {
@@ -72,6 +74,8 @@ const drawHead = (state) => {
   const tabs = TABS.filter(([page]) => !(View.report && NOT_IN_REPORTS.includes(page)));
   document.getElementById("tabs").replaceChildren(...tabs.map(([page, title]) =>
     View.h("a", { id: `tab-${page}`, href: View.link(page), "aria-current": page === state.page || (page === "rollouts" && state.page === "group") ? "page" : null }, title)));
+  const tabList = document.getElementById("tabs"), current = tabList.querySelector("[aria-current]");
+  if (current && tabList.scrollWidth > tabList.clientWidth) tabList.scrollLeft = current.offsetLeft - (tabList.clientWidth - current.offsetWidth) / 2;
   drawSummary(runs.find((r) => r.name === state.run), known.get(state.run));
   if (isKnown(state.run)) View.metrics(state.run).then((m) => drawChange(state.run, m), () => {});
 };
@@ -113,6 +117,16 @@ const headline = (metrics) => {
   return View.h("span", { class: "headline", title: `${found.binary ? "Accuracy" : "Mean score"} on the held-out problems ${name}: step ${metrics.steps[first]}${first === last ? "" : ` and step ${metrics.steps[last]}`}, with the 95 % interval of the last` }, found.binary ? "held out " : "held out, mean score ", View.h("b", {}, `${change}${interval}`));
 };
 
+// On a narrow window some facts of the head are folded behind this button.
+const moreFacts = (head) => {
+  const isOpen = head.classList.contains("open");
+  return View.h("button", { type: "button", id: "more-facts", "aria-expanded": String(isOpen), onclick: (event) => {
+    const nowOpen = head.classList.toggle("open");
+    event.target.setAttribute("aria-expanded", String(nowOpen));
+    event.target.textContent = nowOpen ? "less" : "more";
+  } }, isOpen ? "less" : "more");
+};
+
 const drawSummary = (s, metrics) => {
   const head = document.getElementById("summary");
   if (!s) { head.replaceChildren(); return; }
@@ -123,7 +137,8 @@ const drawSummary = (s, metrics) => {
     headline(metrics),
     View.h("span", {}, "step ", View.h("b", {}, `${View.count(s.steps)}${s.num_steps ? ` of ${View.count(s.num_steps)}` : ""}`)),
     s.seconds_left !== null && s.seconds_left !== undefined ? View.h("span", {}, "about ", View.h("b", {}, View.seconds(s.seconds_left)), " left") : "",
-    ...facts.map(([name, value]) => View.h("span", {}, `${name} `, View.h("b", {}, value))),
+    ...facts.map(([name, value]) => View.h("span", { class: "fact" }, `${name} `, View.h("b", {}, value))),
+    moreFacts(head),
     s.note && ["stopped", "failed", "damaged"].includes(s.state) ? View.h("span", {}, s.note) : "");
 };
 
@@ -149,7 +164,6 @@ const follow = async () => {
 };
 
 const THEMES = { auto: "light", light: "dark", dark: "auto" };
-const storage = { get: () => { try { return localStorage.getItem("dapo-theme"); } catch { return null; } }, set: (v) => { try { localStorage.setItem("dapo-theme", v); } catch { /* private mode */ } } };
 const setTheme = (theme) => {
   const button = document.getElementById("theme");
   if (theme === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = theme;
@@ -159,8 +173,10 @@ const setTheme = (theme) => {
 };
 
 const start = async () => {
-  setTheme(THEMES[storage.get()] ? storage.get() : "auto");
-  document.getElementById("theme").addEventListener("click", (event) => { const next = THEMES[event.target.dataset.now]; storage.set(next); setTheme(next); });
+  const theme = View.stored.get("theme");
+  setTheme(THEMES[theme] ? theme : "auto");
+  document.getElementById("main").replaceChildren(View.reading("the runs"));
+  document.getElementById("theme").addEventListener("click", (event) => { const next = THEMES[event.target.dataset.now]; View.stored.set("theme", next); setTheme(next); });
   document.getElementById("run").addEventListener("change", (event) => { location.hash = View.address({ run: event.target.value }, { page: View.state().page === "group" ? "rollouts" : View.state().page, x: View.state().x }); });
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); }); // the address holds the state
   addEventListener("hashchange", View.show);

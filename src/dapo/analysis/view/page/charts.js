@@ -60,7 +60,7 @@ const allCards = () => [...document.querySelectorAll("[data-chart]")];
 let isPrinting = false, idle = 0;
 const drawOneMore = () => {
   idle = 0;
-  const card = allCards().find((each) => each.waits && !each.drawn);
+  const card = allCards().find((each) => each.waits && !each.drawn && each.checkVisibility());
   if (card) { card.update(undefined, true); drawWhenIdle(); }
 };
 const drawWhenIdle = () => { idle ||= (window.requestIdleCallback || setTimeout)(drawOneMore); };
@@ -69,7 +69,7 @@ const drawWhenIdle = () => { idle ||= (window.requestIdleCallback || setTimeout)
 const printing = (now) => {
   isPrinting = now;
   document.documentElement.classList.toggle("printing", now);
-  document.getElementById("print-head").textContent = [View.state().run, ...[...document.getElementById("summary").children].map((e) => e.textContent)].join(", ");
+  document.getElementById("print-head").textContent = [View.state().run, ...[...document.getElementById("summary").querySelectorAll(":scope > :not(button)")].map((e) => e.textContent)].join(", ");
   for (const card of allCards()) card.update(undefined, true);
 };
 addEventListener("beforeprint", () => printing(true));
@@ -97,11 +97,15 @@ View.chart = ({ title, note, traces, layout, empty }) => {
 };
 
 // A curve: a thin line of the logged values and, over many steps, a thick running mean.
-View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true } = {}) => {
-  const { x: at, y: raw, sizes } = pointsOf(View.stretches(metrics, name), x, metrics.columns[name]);
+// `ends` names the columns of the ends of its intervals.
+View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true, ends = null } = {}) => {
+  const stretches = View.stretches(metrics, name);
+  const scaled = (column) => pointsOf(stretches, x, column).y.map((value) => (value == null ? null : value * scale));
+  const { x: at, sizes } = pointsOf(stretches, x, metrics.columns[name]);
   if (!at.length) return [];
-  const y = raw.map((value) => (value === null ? null : value * scale));
+  const y = scaled(metrics.columns[name]);
   const base = { kind: "line", x: at, name: label || name, colour, sizes: at.length < 3 ? 6 : sizes };
+  if (ends) return [{ ...base, y, width: 2, sizes: View.markerSize(at) || sizes, low: scaled(metrics.columns[ends.low]), high: scaled(metrics.columns[ends.high]) }];
   if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, width: 2 }];
   return [
     { ...base, y, width: 1, faint: true, inLegend: false, told: null },

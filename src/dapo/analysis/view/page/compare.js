@@ -16,6 +16,8 @@ const metricTraces = (name, runs, all, axis) => runs.flatMap((run, i) => {
   return View.curve(metrics, x, name, { label: View.short(run), colour, scale: View.scaleOf(name) });
 });
 
+// The largest possible value of a chart: fractions and accuracies are percentages.
+View.limitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? null : 100) : View.scaleOf(name) === 100 ? 100 : null);
 const unitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "held out, mean score" : "held out (%)") : View.unitOf(name));
 
 // The options in which runs differ, with the value in each.
@@ -62,7 +64,7 @@ View.pages.compare = {
     const compared = comparedOf(all);
     const metrics = [...compared, ...(state.metric && !compared.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
-    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean") } }) }));
+    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean"), limit: View.limitOf(name, all) } }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));
     picker.value = state.metric || "";
     const rows = difference.rows;

@@ -31,7 +31,14 @@ View.get = async (path, parameters = {}, signal) => {
 const within = (value, low, high) => (low === undefined || low === "" || value >= Number(low)) && (high === undefined || high === "" || value <= Number(high));
 const among = (value, list) => !list || list.split(",").includes(value);
 const verdictOf = (r) => (r.error ? "error" : r.correct === true ? "correct" : r.correct === false ? "wrong" : "score");
+// Of a group: whether it trained on right and wrong responses, and the variance of its rewards.
+const interestOf = (g) => (g.outcome === "trained" ? 1 + (g.responses.some((r) => r.correct === true) && g.responses.some((r) => r.correct === false)) : 0);
+const spreadOf = (g) => {
+  const rewards = g.responses.map((r) => r.reward).filter((r) => r !== null), mean = rewards.reduce((a, b) => a + b, 0) / rewards.length;
+  return rewards.reduce((sum, r) => sum + (r - mean) ** 2, 0) / rewards.length || 0;
+};
 const REPORT_SORTS = {
+  spread: (a, b) => b.interest - a.interest || Number((b.spread - a.spread).toFixed(9)) || b.step - a.step || a.group_id - b.group_id || a.sample - b.sample,
   newest: (a, b) => b.step - a.step || a.group_id - b.group_id || a.sample - b.sample, oldest: (a, b) => a.step - b.step || a.group_id - b.group_id || a.sample - b.sample,
   longest: (a, b) => b.tokens - a.tokens, shortest: (a, b) => a.tokens - b.tokens, best: (a, b) => (b.reward ?? -1e9) - (a.reward ?? -1e9), worst: (a, b) => (a.reward ?? 1e9) - (b.reward ?? 1e9),
 };
@@ -42,13 +49,13 @@ View.reportAnswers = {
   evaluations: (d) => ({ evaluations: d.evaluations }),
   options: (d) => d.options,
   findings: (d) => d.findings,
-  log: (d) => ({ ...d.log, files: d.log.files && d.log.files.filter((name) => name === d.log.file) }),
+  log: (d, p) => (d.logs.error ? d.logs : { files: [], text: "", ...(d.logs.find((log) => log.file === p.file) || d.logs[0]), ...(d.logs.length ? { files: d.logs.map((log) => log.file) } : {}) }),
   rollouts(d, p) {
     const text = (p.text || "").toLowerCase();
-    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, question: g.question || g.prompt, tokens: r.response_tokens, turns: r.episode && r.episode.turns, verdict: verdictOf(r) })))
+    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, interest: interestOf(g), spread: spreadOf(g), question: g.question || g.prompt, tokens: r.response_tokens, turns: r.episode && r.episode.turns, verdict: verdictOf(r) })))
       .filter((r) => within(r.step, p.first_step, p.last_step) && within(r.tokens, p.min_tokens, p.max_tokens) && among(r.outcome, p.outcomes) && among(r.verdict, p.verdicts)
         && (!p.problem || r.problem_id === p.problem) && (!p.finish || r.finish === p.finish) && (!text || r.response.toLowerCase().includes(text)));
-    rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.newest);
+    rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.spread);
     return { rows: rows.slice(p.offset, p.offset + p.limit), total: rows.length, steps_left: 0, index: d.index, note: d.note };
   },
   group(d, p) {
@@ -124,6 +131,18 @@ View.h = (tag, properties = {}, ...children) => {
 };
 
 View.empty = (text) => View.h("p", { class: "empty" }, text);
+// What stands in the place of values until they are there: no number, and no judgement.
+View.reading = (what = "the run") => View.h("p", { class: "empty reading", role: "status" }, `Reading ${what} …`);
+// Whether all tables of responses are in the index, so that what it does not have does not exist.
+View.isRead = ({ index }) => index.indexed >= index.steps;
+// A long list has shorter pages on a narrow window.
+View.pageRows = (rows) => (innerWidth > 640 ? rows : Math.min(rows, 15));
+
+// What the reader has chosen for good, in the browser; nothing where it keeps nothing.
+View.stored = {
+  get: (name) => { try { return JSON.parse(localStorage.getItem(`dapo-${name}`)); } catch { return null; } },
+  set: (name, value) => { try { localStorage.setItem(`dapo-${name}`, JSON.stringify(value)); } catch { /* private mode */ } },
+};
 // A name that fits into a legend or a button: its beginning and its end, where names of runs differ.
 View.short = (name) => (name.length > 36 ? `${name.slice(0, 20)}…${name.slice(-15)}` : name);
 View.plural = (count, noun) => `${View.count(count)} ${noun}${count === 1 ? "" : "s"}`;
@@ -141,16 +160,18 @@ View.choices = (label, options, chosen, onchange, { several = false } = {}) => {
     options.map(([value, text, title]) => View.h("button", { type: "button", id: `${label}-${value}`.replace(/\s/g, "-"), title, "data-value": value, "aria-pressed": String(values.has(value)), onclick: () => press(value) }, text))));
 };
 
-View.table = (columns, rows, onopen) => View.h("div", { class: "table-wrap" }, View.h("table", {},
+// A table; a column with `where` is left out if that is false for all rows. `rowClass` names a class of a row.
+View.table = (allColumns, rows, onopen, rowClass = () => "") => tableOf(allColumns.filter((c) => !c.where || rows.some(c.where)), rows, onopen, rowClass);
+const tableOf = (columns, rows, onopen, rowClass) => View.h("div", { class: "table-wrap" }, View.h("table", {},
   View.h("thead", {}, View.h("tr", {}, columns.map((c) => View.h("th", { class: c.number && "n", scope: "col", title: c.title }, c.name)))),
-  View.h("tbody", {}, rows.map((row) => View.h("tr", { class: onopen && "open", onclick: onopen && ((event) => { if (!event.target.closest("a,button") && !String(getSelection())) onopen(row); }) },
+  View.h("tbody", {}, rows.map((row, i) => View.h("tr", { class: `${onopen ? "open" : ""} ${rowClass(row, rows[i - 1])}`.trim() || null, onclick: onopen && ((event) => { if (!event.target.closest("a,button") && !String(getSelection())) onopen(row); }) },
     columns.map((c) => View.h("td", { class: c.number ? "n" : c.class, "data-name": c.name }, c.cell(row))))))));
 
-View.pager = (offset, limit, total, go, more) => View.h("div", { class: "pager" },
+View.pager = (offset, limit, total, go, more, id = "page") => View.h("div", { class: "pager" },
   View.h("span", {}, total ? `${View.count(offset + 1)} to ${View.count(Math.min(total, offset + limit))} of ${View.count(total)}${more || ""}` : ""),
   View.h("span", { class: "choices" },
-    View.h("button", { type: "button", id: "page-previous", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
-    View.h("button", { type: "button", id: "page-next", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
+    View.h("button", { type: "button", id: `${id}-previous`, disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
+    View.h("button", { type: "button", id: `${id}-next`, disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
 
 // A field that filters as one types.
 View.searchBox = (id, label, value, oninput) => View.h("label", { class: "field" }, label, View.h("input", { id, type: "search", value: value || "", oninput: (event) => oninput(event.target.value.trim().toLowerCase()) }));

@@ -6,12 +6,12 @@
 // A trace: { kind: "line" | "area" | "bar", name, x, y, colour }, where a y of null is a gap, and may have
 //   width, faint, dashed   of its line
 //   sizes                  diameter of each point's marker, 0 for none; one number for all
-//   low, high              ends of the intervals
+//   low, high              ends of the intervals: bars, or a shaded band where there are many
 //   stack                  areas, or bars, of one name stand on each other; they have the same x
 //   told                   the values that the reader is told, if they are not y; null: none
 //   format                 a value as text
 //   inLegend               false for further parts of what is in the legend
-// A layout: { x: { title, end, whole }, y: { title, range, fromZero }, legend }.
+// A layout: { x: { title, end, whole }, y: { title, range, fromZero, limit }, legend }; no value is above `limit`.
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 const svgElement = (tag, attributes = {}, ...children) => {
@@ -119,6 +119,7 @@ const swatchOf = ({ kind, dashed, colour }) => {
 
 const EDGE = 9; // pixels at both ends of the x axis, for the markers
 const LEAST_DRAG = 6;
+const BAND_FROM = 15; // intervals: bars of more are a wall
 const HOVER_RANGE = 40;
 
 class Chart {
@@ -184,8 +185,9 @@ class Chart {
   // The ranges of both axes, and the place of the drawing between its texts.
   measure(width, height) {
     const { x, y } = this.layout;
-    this.range = { x: this.zoomed.x || this.allOfX(), y: this.zoomed.y || this.allOfY() };
-    this.yTicks = ticksOf(...this.range.y, Math.max(2, Math.floor(height / 36)));
+    const most = Math.max(2, Math.floor(height / 36));
+    this.range = { x: this.zoomed.x || this.allOfX(), y: this.zoomed.y || this.allOfY(most) };
+    this.yTicks = ticksOf(...this.range.y, most);
     this.yTexts = tickTexts(this.yTicks);
     const titleWidth = y.title ? FONT_PX + 9 : 0;
     this.left = Math.ceil(titleWidth + Math.max(20, ...this.yTexts.map(textWidth)) + 8);
@@ -211,16 +213,22 @@ class Chart {
     return [Math.min(0, first), Math.max(last, this.layout.x.end || 0) || 1];
   }
 
-  allOfY() {
-    const { range, fromZero } = this.layout.y;
+  allOfY(most) {
+    const { range, fromZero, limit } = this.layout.y;
     if (range) return range;
     const values = this.shown.flatMap((trace) => (trace.top ? [...trace.top, ...trace.base] : [...trace.y, ...(trace.low || []), ...(trace.high || [])]));
     let [low, high] = extent(values) || [0, 1];
     if (fromZero !== false) [low, high] = [Math.min(0, low), Math.max(0, high)];
+    // an axis from 0 ends with a number, and none has numbers that cannot be
+    if (fromZero !== false && low === 0 && high > 0) {
+      const { step } = ticksOf(low, high, most);
+      const top = step * Math.ceil(high / step - 1e-9);
+      return [0, limit ? Math.max(high, Math.min(top, limit)) : top];
+    }
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     const bottom = fromZero !== false && low === 0 ? 0 : low - room;
     const top = fromZero !== false && high === 0 && low < 0 ? 0 : high + room;
-    return [bottom, top];
+    return [bottom, limit && high <= limit ? Math.min(top, limit) : top];
   }
 
   drawAxes() {
@@ -255,12 +263,24 @@ class Chart {
 
   drawLine(trace, xs, values, points) {
     const ys = trace.y.map((y) => (y === null ? null : this.toY(y)));
+    const hasInterval = (i) => Boolean(trace.low) && trace.y[i] !== null && trace.low[i] !== null && trace.high[i] !== null;
+    const hasBand = trace.y.filter((_, i) => hasInterval(i)).length >= BAND_FROM;
+    if (hasBand) values.append(this.band(trace, xs, hasInterval));
     values.append(paint(svgElement("path", { class: "line", d: path(xs, ys), "stroke-width": trace.width || 2, "stroke-opacity": trace.faint ? 0.34 : null, "stroke-dasharray": trace.dashed ? "2 3" : null }), "stroke", trace.colour));
     trace.y.forEach((y, i) => {
       if (y === null || !this.isInside(trace.x[i], y)) return;
-      if (trace.low && trace.low[i] !== null && trace.high[i] !== null) points.append(this.interval(xs[i], trace.low[i], trace.high[i], trace.colour));
+      if (hasInterval(i) && !hasBand) points.append(this.interval(xs[i], trace.low[i], trace.high[i], trace.colour));
       if (sizeAt(trace, i)) points.append(paint(svgElement("circle", { class: "point", cx: xs[i], cy: ys[i], r: sizeAt(trace, i) / 2 }), "fill", trace.colour));
     });
+  }
+
+  // The intervals as areas, one for each stretch of points that the line joins.
+  band(trace, xs, hasInterval) {
+    const stretches = [[]];
+    trace.y.forEach((_, i) => { if (hasInterval(i)) stretches[stretches.length - 1].push(i); else stretches.push([]); });
+    const outline = (rows) => `${path(rows.map((i) => xs[i]), rows.map((i) => this.toY(trace.high[i])))}${path([...rows].reverse().map((i) => xs[i]), [...rows].reverse().map((i) => this.toY(trace.low[i]))).replace("M", "L")}Z`;
+    const area = svgElement("path", { class: "band", d: stretches.filter((rows) => rows.length).map(outline).join("") });
+    return paint(paint(area, "fill", trace.colour), "stroke", trace.colour);
   }
 
   isInside(x, y) {

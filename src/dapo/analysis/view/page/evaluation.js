@@ -41,23 +41,36 @@ const responseList = (title, row) => View.h("section", { class: "card" }, View.h
 const problemDetail = async (state) => {
   const [a, b] = await Promise.all(["a", "b"].map((w) => View.get("evaluation", { run: state[`${w}_run`], step: state[`${w}_step`], problem: state.problem }).catch((error) => ({ error: error.message }))));
   return View.h("div", { id: "detail" }, View.h("div", { class: "head-row" }, View.h("h2", {}, `Problem ${state.problem}`), View.h("button", { type: "button", onclick: () => View.go({ problem: "" }) }, "close")),
-    View.h("div", { class: "card prompt" }, View.h("div", { class: "text-box" }, a.question || b.question || ""), View.h("p", { class: "note" }, "reference ", View.h("code", {}, String(a.answer ?? b.answer ?? "")))),
+    View.h("div", { class: "card prompt" }, View.h("div", { class: "text-box" }, a.question || b.question || ""), a.answer || b.answer ? View.h("p", { class: "note" }, "reference ", View.h("code", {}, String(a.answer || b.answer))) : null),
     View.h("div", { class: "split" }, responseList(`A: ${state.a_run}, step ${state.a_step}`, a), responseList(`B: ${state.b_run}, step ${state.b_step}`, b)), View.h("p", {}, " "));
 };
 
-const pairedTable = (found, binary, state) => {
-  const rows = [...found.table].map((r) => ({ ...r, difference: r.first === null || r.second === null ? null : r.second - r.first }));
+// What changed comes first; problems with equal results are shown on request, except in an order that is not by change.
+const pairedTable = (found, binary, state, order) => {
+  const all = found.table.map((r) => ({ ...r, difference: r.first === null || r.second === null ? null : r.second - r.first }));
+  const isHidden = (r) => order !== "hardest" && !state.equal && r.difference === 0;
+  const rows = all.filter((r) => !isHidden(r)), numEqual = all.filter((r) => r.difference === 0).length;
   const orders = { worse: (a, b) => (a.difference ?? 9) - (b.difference ?? 9), better: (a, b) => (b.difference ?? -9) - (a.difference ?? -9), hardest: (a, b) => (a.second ?? 9) - (b.second ?? 9) };
-  rows.sort(orders[state.order] || orders.worse);
-  const offset = Number(state.offset) || 0;
-  return [View.table([
+  rows.sort(orders[order]);
+  const offset = Number(state.offset) || 0, limit = View.pageRows(50);
+  const equal = order === "hardest" || !numEqual ? null : View.h("p", { class: "note" }, `${View.plural(numEqual, "problem")} with equal results `, View.h("button", { type: "button", id: "equal", onclick: () => View.go({ equal: state.equal ? "" : 1, offset: "" }) }, state.equal ? "hide" : "show"));
+  if (!rows.length) return [equal];
+  return [equal, View.table([
     { name: "problem", class: "text", cell: (r) => View.h("a", { href: View.address({ problem: r.id }) }, View.h("div", { class: "clip" }, r.question || r.id)) },
-    { name: "reference", class: "text", cell: (r) => View.h("div", { class: "clip" }, String(r.answer)) },
+    { name: "reference", class: "text", where: (r) => r.answer, cell: (r) => View.h("div", { class: "clip" }, String(r.answer)) },
     { name: "source", cell: (r) => r.source },
     { name: "A", number: true, cell: (r) => View.score(r.first, binary) },
     { name: "B", number: true, cell: (r) => View.score(r.second, binary) },
     { name: "B − A", number: true, cell: (r) => View.h("span", { class: View.signClass(r.difference) }, r.difference === null ? "–" : binary ? View.signed(100 * r.difference, 0) : View.signed(r.difference)) },
-  ], rows.slice(offset, offset + 100), (r) => View.go({ problem: r.id })), View.pager(offset, 100, rows.length, (next) => View.go({ offset: next || "" }))];
+  ], rows.slice(offset, offset + limit), (r) => View.go({ problem: r.id })), View.pager(offset, limit, rows.length, (next) => View.go({ offset: next || "" }))];
+};
+
+// The evaluations, of many the last ones first to be seen.
+const evaluationPages = (own, binary, state) => {
+  const limit = View.pageRows(20) < 20 ? 5 : 12, last = Math.max(0, own.length - limit);
+  const offset = state.evaluations === undefined ? last : Math.max(0, Math.min(last, Number(state.evaluations) || 0));
+  const table = View.table(evaluationColumns(binary), own.slice(offset, offset + limit));
+  return own.length <= limit ? [table] : [table, View.pager(offset, limit, own.length, (next) => View.go({ evaluations: Math.min(next, last) }), "", "evaluations")];
 };
 
 View.pages.evaluation = {
@@ -81,18 +94,19 @@ View.pages.evaluation = {
     const scaled = (value) => (value === null || value === undefined ? null : value * scale);
     const format = (value) => (binary ? `${value.toFixed(1)} %` : View.number(value));
     const sources = [...new Set(own.flatMap((e) => Object.keys(e.by_source)))];
-    const whole = { kind: "line", x: own.map((e) => e.step), y: own.map((e) => scaled(e.accuracy)), low: own.map((e) => scaled(e.low)), high: own.map((e) => scaled(e.high)), name: own[0].name, colour: "c1", width: 2, sizes: 8, format };
-    const bySource = (source, i) => ({ ...whole, low: null, high: null, y: own.map((e) => (e.by_source[source] ? scaled(e.by_source[source].accuracy) : null)), name: source, colour: ["c0", "c2", "c3", "c4", "c5", "c6"][i % 6], width: 1.4, dashed: true, sizes: 5 });
+    const whole = { kind: "line", x: own.map((e) => e.step), y: own.map((e) => scaled(e.accuracy)), low: own.map((e) => scaled(e.low)), high: own.map((e) => scaled(e.high)), name: own[0].name, colour: "c1", width: 2, sizes: View.markerSize(own), format };
+    const bySource = (source, i) => ({ ...whole, low: null, high: null, y: own.map((e) => (e.by_source[source] ? scaled(e.by_source[source].accuracy) : null)), name: source, colour: ["c0", "c2", "c3", "c4", "c5", "c6"][i % 6], width: 1.4, dashed: true, sizes: own.length < 15 ? 5 : 0 });
     const traces = () => [whole, ...(sources.length > 1 ? sources.map(bySource) : [])];
-    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ x: View.xAxis("steps", own.map((e) => e.step)), y: { title: binary ? "correct (%)" : "mean score", fromZero: true } }) });
+    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ x: View.xAxis("steps", own.map((e) => e.step)), y: { title: binary ? "correct (%)" : "mean score", fromZero: true, limit: binary ? 100 : null } }) });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
-      View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), View.table(evaluationColumns(binary), own), View.h("p", {}, " ")];
+      View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), ...evaluationPages(own, binary, state), View.h("p", {}, " ")];
     main.replaceChildren(...body);
     if (state.problem) main.append(await problemDetail(now));
     try {
       const found = await View.get("paired", chosen);
+      const order = ["worse", "better", "hardest"].includes(state.order) ? state.order : found.worse ? "worse" : "better";
       main.querySelector("#difference").replaceChildren(verdictLine(found, binary, chosen.a_run === chosen.b_run && chosen.a_step === chosen.b_step));
-      main.append(View.h("div", { class: "head-row" }, View.h("h2", {}, "By problem"), View.choices("Order", [["worse", "most worsened"], ["better", "most improved"], ["hardest", "hardest in B"]], state.order || "worse", (order) => View.go({ order, offset: "" }))), ...pairedTable(found, binary, state));
+      main.append(View.h("div", { class: "head-row" }, View.h("h2", {}, "By problem"), View.choices("Order", [["worse", "most worsened"], ["better", "most improved"], ["hardest", "hardest in B"]], order, (next) => View.go({ order: next, offset: "" }))), ...pairedTable(found, binary, state, order).filter(Boolean));
     } catch (error) { main.querySelector("#difference").replaceChildren(View.h("p", { class: "note problem" }, error.message)); }
     return { redraw: () => chart.update(), async follow() {
       const found = await View.get("evaluations", { run: state.run });

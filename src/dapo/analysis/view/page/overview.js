@@ -21,18 +21,21 @@ View.missing = (metrics, why) => {
   return metrics.summary.state === "running" ? "No step is finished yet: the first curve begins with step 1." : "This run ended before its first step.";
 };
 
+// Many evaluations have no markers, so that the curve is seen.
+View.markerSize = (points) => (points.length < 15 ? 7 : 0);
+
 View.heldOut = (metrics, x, name, colour, label) => {
   const isScore = View.isMeanScore(metrics, name), scale = isScore ? 1 : 100;
   const column = (n) => metrics.columns[`eval/${name}/${n}`] || [], stretches = View.stretches(metrics, `eval/${name}/accuracy`);
   const points = (n) => pointsOf(stretches, x, column(n).map((v) => (v === null ? null : scale * v)));
-  const { x: at, y } = points("accuracy"), low = points("low").y, high = points("high").y;
+  const { x: at, y, sizes } = points("accuracy"), low = points("low").y, high = points("high").y;
   const ends = low.some((value) => value != null) ? { low: low.map((value) => value ?? null), high: high.map((value) => value ?? null) } : {};
-  return [{ kind: "line", x: at, y, ...ends, name: label || name, colour, width: 2, sizes: 7, format: (value) => (isScore ? View.number(value) : `${value.toFixed(1)} %`) }];
+  return [{ kind: "line", x: at, y, ...ends, name: label || name, colour, width: 2, sizes: View.markerSize(at) || sizes, format: (value) => (isScore ? View.number(value) : `${value.toFixed(1)} %`) }];
 };
 
 const CURVE_SPECS = [
   { title: (m) => (View.hasMeanScores(m) ? "Held-out score" : "Held-out accuracy"), note: (m) => `with its 95 % interval, and the ${View.hasMeanScores(m) ? "score" : "accuracy"} of all judged training responses`,
-    unit: (m) => (View.hasMeanScores(m) ? "mean score" : "correct (%)"), zero: (m) => !View.hasMeanScores(m),
+    unit: (m) => (View.hasMeanScores(m) ? "mean score" : "correct (%)"), zero: (m) => !View.hasMeanScores(m), limit: (m) => (View.hasMeanScores(m) ? null : 100),
     names: (m) => [View.hasMeanScores(m) ? "reward/score_mean" : "reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
     draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...(View.hasMeanScores(m) ? View.curve(m, x, "reward/score_mean", { label: "training" }) : View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 }))] },
   { title: "Loss", note: "mean negative log-probability of the demonstrations' tokens", names: ["loss/nll"], optional: true, unit: "nats", draw: (m, x) => View.curve(m, x, "loss/nll", { label: "loss" }) },
@@ -41,14 +44,14 @@ const CURVE_SPECS = [
     draw: (m, x) => [...View.curve(m, x, "reward/mean", { label: "all judged responses" }), ...View.curve(m, x, "reward/trained_mean", { label: "groups that train", colour: "c1" })] },
   { title: "Entropy", note: "of the policy at the sampled positions, in nats (Fig. 7c)", names: ["loss/entropy"], draw: (m, x) => View.curve(m, x, "loss/entropy", { label: "entropy" }), unit: "nats" },
   { title: "Mean probability", note: "of the sampled tokens (Fig. 7d)", names: ["loss/token_prob_mean"], draw: (m, x) => View.curve(m, x, "loss/token_prob_mean", { label: "mean probability" }), range: [0, 1], unit: "probability" },
-  { title: "Groups", note: "of the judged groups: kept by dynamic sampling (Eq. 11), or dropped", names: ["rollout/keep_rate"], range: [0, 102], unit: "groups (%)",
+  { title: "Groups", note: "of the judged groups: kept by dynamic sampling (Eq. 11), or dropped", names: ["rollout/keep_rate"], range: [0, 100], unit: "groups (%)",
     draw: (m, x) => [["rollout/keep_rate", "kept", "c0"], ["rollout/all_correct_fraction", "all correct", "c2"], ["rollout/all_wrong_fraction", "all wrong", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
   { title: "Token breakdown", note: "every generated token of a step by the outcome of its group", names: ["rollout/tokens_generated"], unit: "tokens per step",
     draw: (m, x) => View.areas(m, x, Object.keys(View.words.outcomes).map((o) => ({ name: `rollout/tokens_${o}`, label: View.words.outcome(o), colour: View.outcomeColours[o] || "c7" }))) },
   { title: "Seconds of a step", note: "by phase", names: ["time/step_s"], unit: "seconds per step", draw: (m, x) => View.areas(View.withoutJudging(m), x, View.phaseSeries(m)) },
   { title: "Memory", note: "peak resident memory of the process so far", names: ["time/peak_memory_gib"], unit: "GiB",
     draw: (m, x) => [...View.curve(m, x, "time/peak_memory_gib", { label: "process", smooth: false }), ...View.curve(m, x, "time/peak_gpu_memory_gib", { label: "GPU, of the step", colour: "c1", smooth: false })] },
-  { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%",
+  { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%", limit: 100,
     draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"], ["rollout/episodes_cut_fraction", "episodes cut", "c3"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
   { title: "Idle", note: "seconds of a step in which the trainer waits for its batch, and the engine for new weights (schedule: async)", names: ["time/engine_idle_s", "time/trainer_idle_s"], optional: true, unit: "seconds per step",
     draw: (m, x) => [["time/trainer_idle_s", "trainer", "c1"], ["time/engine_idle_s", "engine", "c0"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
@@ -88,7 +91,7 @@ View.pages.overview = {
     const axis = View.axes[state.x] ? state.x : "steps";
     const of = (value) => (typeof value === "function" ? value(metrics) : value), hadScores = View.hasMeanScores(metrics);
     const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: of(spec.title), note: of(spec.note), traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
-      layout: () => ({ x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: of(spec.unit), range: spec.range, fromZero: of(spec.zero) } }) }));
+      layout: () => ({ x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: of(spec.unit), range: spec.range, fromZero: of(spec.zero), limit: of(spec.limit) } }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",

@@ -15,7 +15,7 @@ const visitCells = (row) => View.h("span", { class: "cells" }, row.seen.map((vis
 const PROBLEM_COLUMNS = [
   { name: "problem", cell: (r) => View.h("a", { class: "mono", href: View.link("rollouts", { problem: r.problem_id }) }, r.problem_id.slice(0, 16)) },
   { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question || "") },
-  { name: "reference", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer || "") },
+  { name: "reference", class: "text", where: (r) => r.answer, cell: (r) => View.h("div", { class: "clip" }, r.answer || "") },
   { name: "source", cell: (r) => r.source },
   { name: "visits", number: true, cell: (r) => View.count(r.visits) },
   { name: "correct", number: true, title: "of all decided responses", cell: (r) => (r.decided ? `${View.count(r.correct)}/${View.count(r.decided)}` : View.number(r.score, 2)) },
@@ -23,27 +23,31 @@ const PROBLEM_COLUMNS = [
   { name: "over time, one cell per visit", cell: visitCells },
 ];
 
+const countCards = (counts, all, isRead) => [[isRead ? "problems seen" : "problems seen so far", all], ["never solved", counts.never], ["sometimes", counts.sometimes], ["always solved", counts.always], ...(counts.undecided ? [["scores only", counts.undecided]] : [])]
+  .map(([name, value]) => View.h("div", { class: "card" }, View.h("div", { class: "number" }, View.count(value || 0)), View.h("div", { class: "soft" }, name)));
+
 View.pages.problems = {
   title: "Problems",
   async show(main, state, current) {
-    const kind = state.kind || "all", sort = state.order || "visits", offset = Number(state.offset) || 0;
+    const kind = state.kind || "all", sort = state.order || "visits", offset = Number(state.offset) || 0, limit = View.pageRows(50);
     let byStep = [];
     const traces = () => [["none", "0 %", "red"], ["few", "below half", "c1"], ["many", "half or more", "c5"], ["all", "100 %", "c2"]].map(([key, label, colour]) => ({
       kind: "bar", stack: "groups", name: label, colour, x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]) }));
     const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: () => ({ x: View.xAxis("steps"), y: { title: "groups" } }) });
     const cards = View.h("div", { class: "cards" }), table = View.h("div");
     const draw = async () => {
-      const found = await View.get("problems", { run: state.run, kind, sort, offset, limit: 50 });
+      const found = await View.get("problems", { run: state.run, kind, sort, offset, limit });
       byStep = found.by_step;
-      const all = Object.values(found.counts).reduce((a, b) => a + b, 0);
-      cards.replaceChildren(...[["problems seen", all], ["never solved", found.counts.never], ["sometimes", found.counts.sometimes], ["always solved", found.counts.always]].map(([name, value]) =>
-        View.h("div", { class: "card" }, View.h("div", { class: "number" }, View.count(value || 0)), View.h("div", { class: "soft" }, name))));
-      chart.update({ traces, empty: byStep.length ? null : found.note || "No group with decided responses: the verifier gives scores only." });
-      table.replaceChildren(...[View.indexNote(found),
-        found.rows.length ? View.table(PROBLEM_COLUMNS, found.rows, (row) => { location.hash = View.link("rollouts", { problem: row.problem_id }); })
-          : View.empty(found.index.steps ? `No problem is in this class: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet."),
-        found.rows.length ? View.pager(offset, 50, found.total, (next) => View.go({ offset: next || "" })) : null].filter(Boolean));
-      if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 900);
+      const all = Object.values(found.counts).reduce((a, b) => a + b, 0), isRead = View.isRead(found);
+      // an index that is being filled has no zero and no reason for one
+      chart.hidden = !isRead && !byStep.length;
+      cards.replaceChildren(...(isRead || all ? countCards(found.counts, all, isRead) : []));
+      chart.update({ traces, empty: byStep.length || !isRead ? null : found.note || (all ? "No group has decided responses: the verifier gives scores only." : "No problem has been judged yet.") });
+      const nothing = () => (isRead ? View.empty(found.index.steps ? `No problem is in this class: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet.") : View.reading("the responses"));
+      table.replaceChildren(...[found.rows.length || isRead ? View.indexNote(found) : null,
+        found.rows.length ? View.table(PROBLEM_COLUMNS, found.rows, (row) => { location.hash = View.link("rollouts", { problem: row.problem_id }); }) : nothing(),
+        found.rows.length ? View.pager(offset, limit, found.total, (next) => View.go({ offset: next || "" })) : null].filter(Boolean));
+      if (current() && !isRead) setTimeout(() => current() && draw().catch(() => {}), 900);
     };
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups judged after their batch was full do not count: their problems come again")), cards, chart,
       View.h("p", {}, " "),

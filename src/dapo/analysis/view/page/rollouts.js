@@ -1,12 +1,14 @@
 "use strict";
 // The judged responses as a table with filters, and one group side by side.
 
-const PAGE_ROWS = 50;
+const ORDERS = [["spread", "trained groups first"], ["newest", "newest first"], ["oldest", "oldest first"], ["best", "highest reward"], ["worst", "lowest reward"], ["longest", "longest"], ["shortest", "shortest"]];
+// A search reads the texts of one step after the other.
+const SEARCH_ORDERS = ["newest", "oldest"];
 
 View.indexNote = (found) => {
   const { index } = found, notes = [];
   if (found.note && index.steps) notes.push(found.note);
-  if (index.indexed < index.steps) notes.push(`Reading the tables: ${View.count(index.indexed)} of ${View.count(index.steps)} steps so far, the newest first.`);
+  if (!View.isRead(found)) notes.push(`Reading the tables: ${View.count(index.indexed)} of ${View.count(index.steps)} steps so far, the newest first.`);
   notes.push(...index.problems);
   return notes.length ? View.h("p", { class: "note", role: "status" }, notes.join(" ")) : null;
 };
@@ -17,7 +19,7 @@ const input = (state, name, options = {}) => View.h("input", { id: `f-${name}`, 
 const chooser = (id, state, name, options, label) => {
   const element = View.h("select", { id, "aria-label": label, onchange: (event) => View.go({ [name]: event.target.value, offset: "" }) },
     options.map(([value, text]) => View.h("option", { value }, text)));
-  element.value = state[name] || options[0][0];
+  element.value = options.some(([value]) => value === state[name]) ? state[name] : options[0][0];
   return element;
 };
 
@@ -33,8 +35,7 @@ const rolloutForm = (state) => View.h("form", { class: "filters", role: "search"
   field("End", chooser("f-finish", state, "finish", [["", "any"], ["stop", "end token"], ["length", "length limit"]], "How the response ended")),
   field("Text", input(state, "text", { type: "search", min: null, placeholder: "in the response", maxLength: 200 })),
   field("Problem", input(state, "problem", { type: "search", min: null, placeholder: "id" })),
-  field("Order", chooser("f-sort", state, "sort", state.text ? [["newest", "newest first"], ["oldest", "oldest first"]]
-    : [["newest", "newest first"], ["oldest", "oldest first"], ["best", "highest reward"], ["worst", "lowest reward"], ["longest", "longest"], ["shortest", "shortest"]], "Order")),
+  field("Order", chooser("f-sort", state, "sort", ORDERS.filter(([order]) => !state.text || SEARCH_ORDERS.includes(order)), "Order")),
   FILTERS.some((name) => state[name]) ? View.h("button", { type: "button", id: "f-clear", onclick: () => View.go(Object.fromEntries([...FILTERS, "offset"].map((n) => [n, ""]))) }, "Clear") : null);
 
 View.groupLink = (row) => View.link("group", { step: row.step, group: row.group_id, ...Object.fromEntries(FILTERS.concat("offset").map((n) => [`f.${n}`, View.state()[n]])) });
@@ -47,36 +48,37 @@ const COLUMNS = [
   { name: "reward", number: true, cell: (r) => View.number(r.reward, 2) },
   { name: "advantage", number: true, title: "– : the response did not train", cell: (r) => View.h("span", { class: View.signClass(r.advantage) }, View.signed(r.advantage, 2)) },
   { name: "tokens", number: true, cell: (r) => [View.count(r.tokens), r.finish === "length" ? View.h("span", { class: "neg", title: "cut at the length limit" }, " ✂") : ""] },
-  { name: "turns", number: true, where: (rows) => rows.some((r) => r.turns != null), cell: (r) => View.count(r.turns) },
+  { name: "turns", number: true, where: (r) => r.turns != null, cell: (r) => View.count(r.turns) },
   { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question) },
   { name: "response", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.response) },
-  { name: "reference", class: "text short", cell: (r) => View.h("div", { class: "clip" }, r.answer) },
+  { name: "reference", class: "text short", where: (r) => r.answer, cell: (r) => View.h("div", { class: "clip" }, r.answer) },
 ];
 
 View.pages.rollouts = {
   title: "Rollouts",
   async show(main, state, current) {
-    const offset = Number(state.offset) || 0;
-    const wanted = { run: state.run, offset, limit: PAGE_ROWS, ...Object.fromEntries(FILTERS.map((n) => [n, state[n]])) };
+    const offset = Number(state.offset) || 0, limit = View.pageRows(50);
+    const wanted = { run: state.run, offset, limit, ...Object.fromEntries(FILTERS.map((n) => [n, state[n]])) };
     const results = View.h("div");
     const draw = async () => {
       let found = await View.get("rollouts", wanted);
-      while (current() && found.steps_left && found.rows.length < PAGE_ROWS) {
+      while (current() && found.steps_left && found.rows.length < limit) {
         show(found, `Searching: ${View.count(found.steps_left)} steps left.`);
         found = await View.get("rollouts", wanted);
       }
       show(found);
-      if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 700);
+      if (current() && !View.isRead(found)) setTimeout(() => current() && draw().catch(() => {}), 700);
     };
     const show = (found, progress) => {
-      const filtered = FILTERS.some((n) => n !== "sort" && state[n]);
+      const filtered = FILTERS.some((n) => n !== "sort" && state[n]), isRead = View.isRead(found);
+      const nothing = () => (!isRead ? View.reading("the responses") : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."));
       results.replaceChildren(...[
-        View.indexNote(found), progress ? View.h("p", { class: "note", role: "status" }, progress) : null,
-        found.rows.length ? View.table(COLUMNS.filter((c) => !c.where || c.where(found.rows)), found.rows, (row) => { location.hash = View.groupLink(row); })
-          : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."),
-        found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
+        found.rows.length || isRead ? View.indexNote(found) : null, progress ? View.h("p", { class: "note", role: "status" }, progress) : null,
+        found.rows.length ? View.table(COLUMNS, found.rows, (row) => { location.hash = View.groupLink(row); }, (row, before) => (before && (before.step !== row.step || before.group_id !== row.group_id) ? "next-group" : ""))
+          : progress ? null : nothing(),
+        found.rows.length ? View.pager(offset, limit, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report && View.report.groups.length < View.report.of_groups ? `a sample of ${View.count(View.report.groups.length)} of ${View.count(View.report.of_groups)} groups: of each step the first, the best and the worst that trained, and some that did not` : "every judged response; select one to see its group")), View.rolloutFilters(state), results);
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report && View.report.groups.length < View.report.of_groups ? `a sample of ${View.count(View.report.groups.length)} of ${View.count(View.report.of_groups)} groups: of each step the first, the best and the worst that trained, and some that did not` : `every judged response${!state.sort && !state.text ? ", those of groups that trained with the largest spread of rewards first" : ""}; select one to see its group`)), View.rolloutFilters(state), results);
     await draw();
     return { follow: () => (offset === 0 ? draw() : undefined) };
   },
@@ -111,13 +113,22 @@ const hasTokens = (response, turn) => response.tokens && turn.tokens && turn.tok
 // An episode as a conversation: the policy's turns with the colours of their tokens, and what it observed.
 const conversation = (response, colouring) => {
   let number = 0;
-  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "conversation" }, response.turns.map((turn) => {
+  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "conversation" }, ending(response, response.turns.map((turn) => {
     if (turn.role !== "assistant") return View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, turn.role), View.h("div", { class: "content" }, turn.text));
     number += 1;
     return View.h("div", { class: "message" },
       View.h("span", { class: "role" }, `turn ${number}`, turn.reward === null ? null : [" · reward ", View.h("b", { class: View.signClass(turn.reward) }, View.signed(turn.reward, 2))]),
       View.h("div", { class: "content" }, hasTokens(response, turn) ? tokenSpans(response, colouring, ...turn.tokens) : turn.text));
-  }));
+  })));
+};
+
+// The messages with what the environment said last. An episode that is cut gets it, and a reward, from `end`.
+const ending = (response, messages) => {
+  const { ending: text, is_cut: isCut, correct } = response.episode;
+  if (!text && !isCut) return messages;
+  const solved = correct === null ? "" : correct ? ", solved" : ", not solved";
+  const who = isCut ? `cut with no turns or tokens left${solved}; end() said ${text ? "" : "nothing"}` : `the environment at the end${solved}`;
+  return [...messages, View.h("div", { class: "message ending", title: `The policy does not read this.${isCut ? " The reward of end() is in that of the last turn." : ""}` }, View.h("span", { class: "role" }, who), text ? View.h("div", { class: "content" }, text) : null)];
 };
 
 const responseText = (response, colouring, asTokens) => {
@@ -178,8 +189,8 @@ const drawGroup = (main, state, group) => {
     View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
       View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
     View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(group.reward_mean)}, std ${View.number(group.reward_std)}`],
-      ["reference", View.h("code", {}, group.answer)], ["source", group.source], ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
-      .map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
+      group.answer ? ["reference", View.h("code", {}, group.answer)] : null, ["source", group.source], group.environment_seed ? ["seed of the episodes", View.h("code", { title: "All episodes of a group begin with reset(problem, seed) and this seed" }, group.environment_seed)] : null, ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
+      .filter(Boolean).map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
     View.note([`${View.words.outcome(group.outcome)}: ${group.eq11.why}.`, ...group.notes.map((note) => `Note: ${note}.`)].join(" ")),
     View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${JSON.stringify(group.fields)}`) : null),
     View.h("div", { class: "filters" }, colours,

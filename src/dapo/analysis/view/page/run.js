@@ -28,44 +28,63 @@ View.pages.findings = {
 
 View.optionValue = (value) => (value === null || value === undefined ? View.h("span", { class: "soft" }, "none") : View.h("code", {}, typeof value === "string" ? value : JSON.stringify(value)));
 
+const optionColumns = (found) => [
+  { name: "option", cell: (r) => [View.h("code", {}, r.name), r.written === false && r.changed ? " " : "", r.written === false && r.changed ? View.badge("set to fit", "plain", "Not the default: dapo chose it for the other options and this machine") : ""] },
+  { name: "value", cell: (r) => View.optionValue(r.value) },
+  { name: `default of ${found.preset}`, cell: (r) => (r.changed ? View.optionValue(r.default) : View.h("span", { class: "soft" }, "the same")) },
+  ...(found.changes.length ? [{ name: "before a resume", cell: (r) => r.earlier.map((e) => View.h("div", {}, View.optionValue(e.value), ` up to step ${e.last}`)) }] : []),
+  { name: "meaning", class: "text", cell: (r) => r.meaning || "" },
+];
+
 View.pages.options = {
   title: "Options",
   async show(main, state) {
-    const found = await View.get("options", { run: state.run }), all = state.show === "all", table = View.h("div");
+    const found = await View.get("options", { run: state.run }), lists = View.h("div");
+    const isRecorded = found.rows.some((r) => r.written !== null);
     for (const r of found.rows) {
       r.earlier = found.changes.filter((c) => r.name in c.options).map((c) => ({ value: c.options[r.name][0], last: c.after_step }));
       r.changed = JSON.stringify(r.value) !== JSON.stringify(r.default);
+      r.isFirst = r.earlier.length > 0 || (isRecorded ? r.written : r.changed);
     }
-    const columns = [
-      { name: "option", cell: (r) => [View.h("code", {}, r.name), r.changed ? " " : "", r.changed ? View.badge("set", "accent", "differs from the default") : ""] },
-      { name: "value", cell: (r) => View.optionValue(r.value) },
-      { name: `default of ${found.preset}`, cell: (r) => (r.changed ? View.optionValue(r.default) : View.h("span", { class: "soft" }, "the same")) },
-      ...(found.changes.length ? [{ name: "before a resume", cell: (r) => r.earlier.map((e) => View.h("div", {}, View.optionValue(e.value), ` up to step ${e.last}`)) }] : []),
-      { name: "meaning", class: "text", cell: (r) => r.meaning || "" },
-    ];
+    const columns = optionColumns(found), byChange = (a, b) => b.changed - a.changed;
+    const first = isRecorded ? ["Written by you", "in the configuration, the command or the call, and by each resume"] : ["Not the default", "this run does not record which options were written"];
+    let isOpen = false;
+    const section = (title, note, rows, none) => [View.h("div", { class: "head-row" }, View.h("h2", {}, title), View.h("span", { class: "note" }, note)), rows.length ? View.table(columns, rows) : View.empty(none)];
     const filter = (text) => {
-      const rows = found.rows.filter((r) => (all || r.changed || r.earlier.length) && (r.name + r.meaning).toLowerCase().includes(text));
-      table.replaceChildren(View.note(`${View.count(rows.length)} of ${View.count(found.rows.length)} options`), rows.length ? View.table(columns, rows) : View.empty("No option is like that."));
+      const rows = found.rows.filter((r) => (r.name + r.meaning).toLowerCase().includes(text));
+      const chosen = rows.filter((r) => r.isFirst), rest = rows.filter((r) => !r.isFirst).sort(byChange), fitted = rest.filter((r) => r.changed).length;
+      if (!rows.length) { lists.replaceChildren(View.empty("No option is like that.")); return; }
+      const folded = View.h("details", { class: "section", open: isOpen || Boolean(text), ontoggle: (event) => { if (!text) isOpen = event.target.open; } },
+        View.h("summary", {}, View.h("b", {}, View.plural(rest.length, isRecorded ? "other option" : "option")), View.h("span", { class: "soft" }, fitted ? ` ${View.count(fitted)} set to fit, then the defaults` : " with their defaults")), rest.length ? View.table(columns, rest) : null);
+      lists.replaceChildren(...(chosen.length || !text ? section(...first, chosen, isRecorded ? "No option was written: all have their defaults." : "Every option has its default.") : []), ...(rest.length ? [folded] : []));
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Options"), View.choices("Show", [["", "set by this run"], ["all", "all"]], state.show || "", (show) => View.go({ show }))),
-      View.h("div", { class: "filters" }, View.searchBox("f-find", "Contains", state.find, (find) => { history.replaceState(null, "", View.address({ find })); filter(find); })), table);
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Options"), View.note(`${View.count(found.rows.length)} options, preset ${found.preset}`)),
+      View.h("div", { class: "filters" }, View.searchBox("f-find", "Contains", state.find, (find) => { history.replaceState(null, "", View.address({ find })); filter(find); })), lists);
     filter((state.find || "").toLowerCase());
   },
 };
+
+// A log as lines: those of a new process and warnings stand out.
+const logLines = (text) => text.split(/(?<=\n)/).map((line) => (line.startsWith("--- ") ? View.h("b", {}, line) : line.startsWith("warning: ") || line.startsWith("ended: ") ? View.h("span", { class: "warned" }, line) : line));
 
 View.pages.log = {
   title: "Log",
   async show(main, state) {
     const draw = async () => {
       const found = await View.get("log", { run: state.run, file: state.file });
-      const text = View.h("div", { class: "card text-box log", tabindex: "0", "aria-label": "log" }, found.text);
+      const text = View.h("div", { class: "card text-box log", tabindex: "0", "aria-label": "log" }, logLines(found.text));
       main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Log"),
         found.files.length > 1 ? View.choices("File", found.files.map((f) => [f, f]), found.file, (file) => View.go({ file })) : View.h("span", { class: "note" }, found.file || "")),
       View.note(found.left_out ? `The last ${View.big(found.text.length)} characters; ${View.big(found.left_out)} bytes before them are only in the file.` : "") || "",
-      found.files.length ? text : View.empty("No log: logs/verifier.log begins when a verifier prints something."));
+      found.files.length ? text : View.empty("No log: this run kept no lines of its console, and its verifier printed nothing."));
     };
-    const toTheEnd = () => { const text = document.querySelector(".log"); if (text) text.scrollTop = text.scrollHeight; };
+    const box = () => document.querySelector(".log"), toTheEnd = () => { if (box()) box().scrollTop = box().scrollHeight; };
     await draw();
-    return { redraw: toTheEnd, async follow() { await draw(); toTheEnd(); } };
+    return { redraw: toTheEnd, async follow() {
+      // a reader who has scrolled back stays there
+      const before = box(), at = before && before.scrollTop, isAtEnd = !before || before.scrollHeight - before.scrollTop - before.clientHeight < 30;
+      await draw();
+      if (isAtEnd) toTheEnd(); else if (box()) box().scrollTop = at;
+    } };
   },
 };
