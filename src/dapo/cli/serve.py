@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from dapo.cli.answer_text import describe_model
+from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, warn
 from dapo.core.waiting import Interrupted
@@ -37,7 +38,7 @@ def serve_model(choice: ModelChoice, options: ServeOptions, *, as_json: bool) ->
     Raises ConfigError for an address that cannot be used, or that needs a key.
     """
     if options.key is not None and not options.key.strip():
-        raise ConfigError(f"--api-key: expected a text, got an empty one ({KEY_VARIABLE})")
+        raise ConfigError(f"the key of --api-key or {KEY_VARIABLE} is empty; expected a text")
     if not is_loopback(options.host) and options.key is None:
         raise ConfigError(
             f"--host {options.host} can be reached from other machines, which needs a key: set"
@@ -64,7 +65,8 @@ def serve_model(choice: ModelChoice, options: ServeOptions, *, as_json: bool) ->
         served.run(lambda: stop.signum is not None)
         signum = stop.signum
     if not as_json:
-        print_text(f"ended after {served.num_answers:,} answers of {served.num_tokens:,} tokens")
+        answers = plural(served.num_answers, "answer")
+        print_text(f"ended after {answers} with {plural(served.num_tokens, 'token')}")
     if signum == signal.SIGTERM:
         raise Interrupted(signum)
 

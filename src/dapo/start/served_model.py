@@ -25,7 +25,7 @@ from dapo.start.generate import OpenModel, settled
 from dapo.types import Generation, GenerationRequest, Message, Problem
 
 MAX_OPEN = 256
-"""The most requests that are answered or wait at one time; a further one gets status 429."""
+"""The most requests that are answered or wait at one time, by default."""
 _IDLE_S = 0.2
 """How often an idle engine looks whether the server is to end."""
 _CALL_MARKS = "<{[`"
@@ -69,13 +69,16 @@ class _Job:
 class ServedModel:
     """Takes requests in the server's thread, and answers them in the thread that calls `run`."""
 
-    def __init__(self, opened: OpenModel, *, limit: int, as_trained: bool) -> None:
+    def __init__(
+        self, opened: OpenModel, *, limit: int, as_trained: bool = False, max_open: int = MAX_OPEN
+    ) -> None:
         """Answer nothing yet.
 
         Args:
             opened: the model; nobody else samples from it.
             limit: the most tokens of an answer to a request that names no limit.
             as_trained: whether chats get the instruction and the system message of the run.
+            max_open: the most requests that are answered or wait at one time.
         """
         self.model = opened.choice.name.rstrip("/")
         self.num_answers = 0
@@ -84,6 +87,7 @@ class ServedModel:
         self._limit = limit
         self._data = opened.config.data
         self._as_trained = as_trained
+        self._max_open = max_open
         plain = {"instruction": "", "system": None}
         texts = {**plain, "chat_template": "off", "chat_template_kwargs": {}}
         tokenizer = opened.tokenizer
@@ -117,9 +121,11 @@ class ServedModel:
         with self._lock:
             if self._is_closed:
                 raise AgentError(503, "the server is ending", "server_ending")
-            if len(self._open) >= MAX_OPEN:
+            if len(self._open) >= self._max_open:
                 raise AgentError(
-                    429, f"{MAX_OPEN} requests are open already; try again", "rate_limit_exceeded"
+                    429,
+                    f"{self._max_open} requests are open already; try again",
+                    "rate_limit_exceeded",
                 )
             pending = GrowingPending(request, f"dapo-{secrets.token_hex(8)}")
             self._open.add(pending)
