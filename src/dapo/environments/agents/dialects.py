@@ -7,12 +7,19 @@ names for token ids (`prompt_token_ids`, `token_ids`).
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dapo.environments.agents.messages import AgentRequest, comparable, text_of
 from dapo.environments.agents.session import AgentAnswer, AgentError
+from dapo.environments.agents.streaming import (
+    ChatEvents,
+    CompletionEvents,
+    Events,
+    MessageEvents,
+    ResponseEvents,
+)
 
 MAX_SAMPLES = 64
 """The most answers of one request."""
@@ -31,8 +38,8 @@ class Dialect(Protocol):
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
         """Return the whole answer as JSON values."""
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        """Yield the answer as server-sent events."""
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        """Return the writer of a request's events."""
 
     def error(self, error: AgentError) -> dict[str, Any]:
         """Return an error as JSON values."""
@@ -146,34 +153,8 @@ class Chat:
             "prompt_token_ids": list(answers[0].prompt_ids),
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        head = _head(body, answers, "chat.completion.chunk")
-        prompt_ids = list(answers[0].prompt_ids)
-        for index, answer in enumerate(answers):
-            message = _chat_message(answer)
-            calls = [
-                {**call, "index": number}
-                for number, call in enumerate(message.get("tool_calls") or ())
-            ]
-            deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-            if message["content"]:
-                deltas.append({"content": message["content"]})
-            if calls:
-                deltas.append({"tool_calls": calls})
-            for delta in deltas:
-                choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
-                yield _event({**head, "choices": [choice]})
-            last = {
-                "index": index,
-                "delta": {},
-                "finish_reason": answer.finish_reason,
-                "logprobs": _chat_logprobs(answer) if body.get("logprobs") else None,
-                "token_ids": list(answer.token_ids),
-            }
-            yield _event({**head, "choices": [last], "prompt_token_ids": prompt_ids})
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**head, "choices": [], "usage": _usage(answers)})
-        yield "data: [DONE]\n\n"
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return ChatEvents(body)
 
     def error(self, error: AgentError) -> dict[str, Any]:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -223,14 +204,8 @@ class Completions(Chat):
             "usage": _usage(answers),
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        usage = whole.pop("usage")
-        for choice in whole["choices"]:
-            yield _event({**whole, "choices": [choice]})
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**whole, "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return CompletionEvents(body)
 
 
 class Responses(Chat):
@@ -303,62 +278,8 @@ class Responses(Chat):
             },
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        number = 0
-
-        def event(kind: str, **values: Any) -> str:
-            nonlocal number
-            number += 1
-            return _event({"type": kind, "sequence_number": number - 1, **values}, name=kind)
-
-        begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
-        for index, item in enumerate(whole["output"]):
-            place = {"output_index": index, "item_id": item["id"]}
-            if item["type"] == "message":
-                empty = {**item, "content": [], "status": "in_progress"}
-                part = item["content"][0]
-                yield event("response.output_item.added", output_index=index, item=empty)
-                yield event(
-                    "response.content_part.added",
-                    content_index=0,
-                    part={**part, "text": ""},
-                    **place,
-                )
-                yield event(
-                    "response.output_text.delta",
-                    content_index=0,
-                    delta=part["text"],
-                    logprobs=[],
-                    **place,
-                )
-                yield event(
-                    "response.output_text.done",
-                    content_index=0,
-                    text=part["text"],
-                    logprobs=[],
-                    **place,
-                )
-                yield event("response.content_part.done", content_index=0, part=part, **place)
-            else:
-                empty = {**item, "arguments": "", "status": "in_progress"}
-                yield event("response.output_item.added", output_index=index, item=empty)
-                yield event(
-                    "response.function_call_arguments.delta", delta=item["arguments"], **place
-                )
-                yield event(
-                    "response.function_call_arguments.done",
-                    arguments=item["arguments"],
-                    name=item["name"],
-                    **place,
-                )
-            yield event("response.output_item.done", output_index=index, item=item)
-        ending = "response.completed"
-        if whole["status"] == "incomplete":
-            ending = "response.incomplete"
-        yield event(ending, response=whole)
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return ResponseEvents(body)
 
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -424,35 +345,8 @@ class Messages(Chat):
             },
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        usage = whole["usage"]
-        begun = {
-            **whole,
-            "content": [],
-            "stop_reason": None,
-            "usage": {**usage, "output_tokens": 0},
-        }
-        yield _event({"type": "message_start", "message": begun}, name="message_start")
-        for index, block in enumerate(whole["content"]):
-            empty: dict[str, Any]
-            if block["type"] == "text":
-                empty = {"type": "text", "text": ""}
-                delta = {"type": "text_delta", "text": block["text"]}
-            else:
-                empty = {**block, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            values: tuple[dict[str, Any], ...] = (
-                {"type": "content_block_start", "index": index, "content_block": empty},
-                {"type": "content_block_delta", "index": index, "delta": delta},
-                {"type": "content_block_stop", "index": index},
-            )
-            for value in values:
-                yield _event(value, name=value["type"])
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        last = {"type": "message_delta", "delta": delta, "usage": usage}
-        yield _event(last, name="message_delta")
-        yield _event({"type": "message_stop"}, name="message_stop")
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return MessageEvents(body)
 
     def error(self, error: AgentError) -> dict[str, Any]:
         kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
@@ -696,8 +590,3 @@ def _text_logprobs(answer: AgentAnswer) -> dict[str, Any]:
         "top_logprobs": None,
         "text_offset": offsets,
     }
-
-
-def _event(value: Mapping[str, Any], *, name: str | None = None) -> str:
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dapo.environments.agents.dialects import DIALECTS, Dialect
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.session import AgentError, Outcome, Pending, Session
+from dapo.environments.agents.streaming import GrowingPending, grown, replayed
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of a request."""
+_RETRY_AFTER_S = 1
 _NO_KEYS = ("", "EMPTY", "dummy", "none", "None")
 """Keys that clients send to servers that need none: the address alone names the session then."""
 
@@ -158,7 +160,8 @@ def _guarded(
             failure = AgentError(400, str(error) or type(error).__name__)
         except ClientDisconnect:
             return Response(status_code=499)
-        return JSONResponse(dialect.error(failure), failure.status)
+        headers = {"Retry-After": str(_RETRY_AFTER_S)} if failure.status == 429 else None
+        return JSONResponse(dialect.error(failure), failure.status, headers)
 
     return guarded
 
@@ -170,29 +173,52 @@ async def _respond(
 
     asked = find(_key_of(request), request.path_params.get("session"))
     body = await _body_of(request)
-    agent_request = dialect.read(body)
+    agent_request = replace(
+        dialect.read(body),
+        model=_text_of(body, "model"),
+        template_kwargs=_mapping_of(body, "chat_template_kwargs"),
+    )
     if _says_retry(request):
         agent_request = _as_retry(agent_request)
     pending = asked.submit(agent_request)
-    answered: asyncio.Future[Any] = asyncio.wrap_future(pending.answers)
+    is_streamed = bool(body.get("stream"))
+    answered: asyncio.Future[Any]
+    if is_streamed and isinstance(pending, GrowingPending):
+        answered = asyncio.ensure_future(pending.begun.wait())
+    else:
+        answered = asyncio.wrap_future(pending.answers)
     gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
             pending.answers.cancel()
             return Response(status_code=499)
-        answers = answered.result()
+        answered.result()
     finally:
         gone.cancel()
-    if body.get("stream"):
-        events = dialect.events(body, answers)
+        answered.cancel()
+    if isinstance(pending, GrowingPending) and not pending.answers.done():
+        events = grown(dialect, body, pending)
+        return StreamingResponse(events, media_type="text/event-stream")
+    answers = pending.answers.result()
+    if not is_streamed:
+        return JSONResponse(dialect.write(body, answers))
 
-        async def replay() -> Any:
-            for event in events:
-                yield event
+    async def replay() -> Any:
+        for event in replayed(dialect, body, answers):
+            yield event
 
-        return StreamingResponse(replay(), media_type="text/event-stream")
-    return JSONResponse(dialect.write(body, answers))
+    return StreamingResponse(replay(), media_type="text/event-stream")
+
+
+def _text_of(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _mapping_of(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 async def _disconnected(request: "Request") -> None:

@@ -164,7 +164,7 @@ class AgentRenderer:
         messages = request.messages
         error: Exception | None = None
         # templates read the arguments of a call as a mapping, or as JSON text
-        for write in (dict, _with_json_arguments):
+        for write in (dict, with_json_arguments):
             prompt = [write(message) for message in messages]
             try:
                 return renderer.prompts.encode_once(Problem("", prompt, ""))
@@ -185,7 +185,8 @@ def _plain(message: Message) -> Message:
     return {key: message[key] for key in ("role", "content", "name") if key in message}
 
 
-def _with_json_arguments(message: Message) -> dict[str, Any]:
+def with_json_arguments(message: Message) -> dict[str, Any]:
+    """Return a message whose tool calls have their arguments as JSON text."""
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)
