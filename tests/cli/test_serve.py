@@ -23,7 +23,7 @@ from dapo.core.text import one_line
 from dapo.start.generate import OpenModel
 from dapo.start.model_choice import ModelChoice, choose_model
 from dapo.start.model_server import LOOPBACK, ModelServer
-from dapo.start.served_model import ServedModel
+from dapo.start.served_model import ServedModel, shown_text
 from helpers.commands import run
 from helpers.processes import wait_until
 from helpers.tables import for_each_row
@@ -197,6 +197,25 @@ def test_a_stop_text_ends_the_answer_and_no_event_has_it(server: Served):
     assert answer["usage"]["completion_tokens"] < 20  # of 60
     events = server.events("/v1/chat/completions", {**body, "stop": stop})
     assert "".join(pieces_of("chat/completions", events)) == text[: text.index(stop)]
+
+
+@for_each_row(
+    ("text", "stops", "has_tools", "shown"),
+    [
+        ("one two ", (), False, "one two "),
+        ("one tw", ("two",), False, "one "),
+        ("one two three", ("two", "three"), False, "one "),
+        ("one two three", ("three", "e two"), False, "on"),
+        ("I ask. <tool_c", (), True, "I ask."),
+        ('{"name": "add"', (), True, ""),
+        ("\nI ask", (), True, ""),
+        ("I ask <b", (), False, "I ask <b"),
+    ],
+)
+def test_a_stream_shows_what_no_later_token_can_take_back(
+    text: str, stops: tuple[str, ...], has_tools: bool, shown: str
+):
+    assert shown_text(text, stops, has_tools=has_tools) == shown
 
 
 def test_a_client_that_leaves_frees_its_place(opened: OpenModel):

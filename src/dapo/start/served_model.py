@@ -48,22 +48,16 @@ class _Job:
         """The ids of the requests to the engine."""
         return [f"{self.pending.name}/{i}" for i in range(self.pending.request.samples)]
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the tokens so far are of use: for a stream, or to find a text that ends it."""
+        return self.pending.is_watched or bool(self.pending.request.stop)
+
     def grown_text(self, token_ids: Sequence[int]) -> str:
         """Return the text so far that the next tokens cannot change."""
         request = self.pending.request
         text = settled(self.decode(token_ids))
-        place = _first_stop(text, request.stop)
-        if place is not None:
-            return text[:place]
-        text = text[: len(text) - _stop_overlap(text, request.stop)]
-        if not request.tools:
-            return text
-        # what is sent must begin the content of a message with calls, which has no white space
-        # around it
-        if text[:1].isspace():
-            return ""
-        places = [text.find(mark) for mark in _CALL_MARKS if mark in text]
-        return text[: min(places, default=len(text))].rstrip()
+        return shown_text(text, request.stop, has_tools=bool(request.tools))
 
 
 class ServedModel:
@@ -317,17 +311,18 @@ class ServedModel:
     def _show_growth(self) -> None:
         """Show the tokens so far, and end answers that contain a text that ends them."""
         partial = capabilities_of(self._opened.engine).partial
-        if partial is None:
+        jobs = [job for job in self._jobs.values() if job.is_read]
+        if partial is None or not jobs:
             return
         running = partial()
-        for job in list(self._jobs.values()):
+        for job in jobs:
             token_ids = []
             for i, name in enumerate(job.names):
                 if i in job.generations:
                     token_ids.append(job.generations[i].token_ids)
                 else:
                     token_ids.append(running.get(name, ()))
-            if any(len(ids) for ids in token_ids):
+            if job.pending.is_watched and any(len(ids) for ids in token_ids):
                 job.pending.grow(job.prompt_ids, token_ids, job.grown_text)
             if job.pending.request.stop:
                 self._end_at_stops(job, token_ids)
@@ -403,3 +398,19 @@ def _stop_overlap(text: str, stops: Sequence[str]) -> int:
         if any(stop.startswith(end) for stop in stops):
             return length
     return 0
+
+
+def shown_text(text: str, stops: Sequence[str], *, has_tools: bool) -> str:
+    """Return the part of a growing text with which the content of its message will begin."""
+    place = _first_stop(text, stops)
+    if place is None:
+        text = text[: len(text) - _stop_overlap(text, stops)]
+    else:
+        text = text[:place]
+    if not has_tools:
+        return text
+    # the content of a message with calls has no white space around it
+    if text[:1].isspace():
+        return ""
+    places = [text.find(mark) for mark in _CALL_MARKS if mark in text]
+    return text[: min(places, default=len(text))].rstrip()

@@ -184,6 +184,7 @@ async def _respond(
     is_streamed = bool(body.get("stream"))
     answered: asyncio.Future[Any]
     if is_streamed and isinstance(pending, GrowingPending):
+        pending.is_watched = True
         answered = asyncio.ensure_future(pending.begun.wait())
     else:
         answered = asyncio.wrap_future(pending.answers)

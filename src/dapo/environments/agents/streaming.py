@@ -49,6 +49,8 @@ class GrowingPending(Pending):
         self.begun = asyncio.Event()
         """Set with the first tokens, or with an error."""
         self.prompt_ids: Sequence[int] = ()
+        self.is_watched = False
+        """Whether a client reads the answers while they are sampled; only then are they shown."""
         self._read: Callable[[Sequence[int]], str] | None = None
         self._ids: Sequence[Sequence[int]] = ()
         self._changed = asyncio.Event()
