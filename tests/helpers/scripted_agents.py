@@ -5,7 +5,7 @@ import inspect
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -51,15 +51,6 @@ class _ThreadAgent:
             outcome = Outcome(error=traceback.format_exc())
         self.session.end(outcome)
 
-    def settle(self, timeout_s: float, *, may_wait: bool) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self._server.drain()
-            if self.session.is_waiting:
-                return True
-            self.session.wait(0.01)
-        return False
-
     def close(self) -> None:
         self._server.close_session(self.session)
         self._thread.join(10)
@@ -80,8 +71,22 @@ class ThreadPool:
         self.server.open(session)
         return _ThreadAgent(self.server, session, self.play, problem)
 
+    def settle(
+        self, waits: Mapping[_ThreadAgent, bool], timeout_s: float
+    ) -> list[_ThreadAgent]:
+        """Return the agents that have asked or ended, or may wait for another answer."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            self.server.drain()
+            if all(agent.session.is_waiting or may_wait for agent, may_wait in waits.items()):
+                break
+            time.sleep(0.002)
+        return [
+            agent for agent, may_wait in waits.items() if agent.session.is_waiting or may_wait
+        ]
+
     def wait(self) -> None:
-        time.sleep(0.01)
+        time.sleep(0.002)
 
     def close(self) -> None:
         self.server.close()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dapo.core.text import quoted
 from dapo.environments.agents.messages import AgentRequest, comparable, text_of
 from dapo.environments.agents.session import AgentAnswer, AgentError
 from dapo.environments.agents.streaming import (
@@ -89,21 +90,62 @@ class _Fields:
             raise ValueError(f"{name} is to be a text or at most {_MAX_STOPS} texts")
         return tuple(stop for stop in stops if stop)
 
-    def foreign(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the fields that are set to something other than nothing."""
-        return tuple(name for name in names if self.body.get(name) not in (None, 0, 0.0, {}, []))
+    def foreign(self, names: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fields that are set, and not to a value that changes nothing.
+
+        Args:
+            names: The value of each field with which nothing changes.
+        """
+        return [
+            name
+            for name, neutral in names.items()
+            if self.body.get(name) not in (None, False, 0, "", [], {}, neutral)
+        ]
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise ValueError, with the reason, if one of these fields is set."""
+        for name, reason in reasons.items():
+            if self.body.get(name) not in (None, False, 0, "", [], {}):
+                raise ValueError(f"{name} is set, and {reason}")
+
+    def check_stream(self) -> None:
+        """Raise ValueError if the options of a stream have another type."""
+        self.optional("stream", bool)
+        self.optional("stream_options", dict)
 
 
-_FOREIGN = (
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "top_k",
-    "min_p",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-)
+_FOREIGN: Mapping[str, Any] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "top_k": -1,
+    "min_p": 0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "bad_words": [],
+    "allowed_token_ids": [],
+    "use_beam_search": False,
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "structured_outputs": None,
+    "reasoning_effort": "none",
+}
+"""Fields of OpenAI's API and of vLLM's that change the distribution, with what changes nothing."""
+_UNKNOWN: Mapping[str, str] = {
+    "functions": "it is the old form of tools; use tools",
+    "function_call": "it is the old form of tool_choice; use tool_choice",
+    "audio": "answers are text",
+    "web_search_options": "the endpoint searches nothing; give the policy a tool",
+    "top_logprobs": "only the log-probability of the sampled token is known; set logprobs alone",
+    "prompt_logprobs": "only the log-probabilities of sampled tokens are known",
+    "continue_final_message": "an answer is a whole turn; use /v1/completions to continue a text",
+    "stop_token_ids": "a turn ends with the model's own tokens; use stop",
+}
+"""Fields that an answer would have to follow, and does not."""
 
 
 class Chat:
@@ -113,8 +155,10 @@ class Chat:
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        fields.refuse(_UNKNOWN)
         messages = fields.required("messages", list)
-        foreign = list(fields.foreign(_FOREIGN))
+        foreign = fields.foreign(_FOREIGN)
         response_format = fields.optional("response_format", dict)
         if response_format is not None and response_format.get("type", "text") != "text":
             foreign.append("response_format")
@@ -168,6 +212,12 @@ class Completions(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        fields.refuse({**_UNKNOWN, "suffix": "a text is continued at its end alone"})
+        if fields.count("logprobs", at_least=0, at_most=1) and body.get("echo"):
+            raise ValueError(
+                "echo and logprobs are set, and a prompt's tokens have no logprobs here"
+            )
         prompt = fields.required("prompt", str, list)
         if isinstance(prompt, list):
             if len(prompt) != 1 or not isinstance(prompt[0], str):
@@ -181,7 +231,7 @@ class Completions(Chat):
             seed=fields.optional("seed", int),
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),
-            foreign=fields.foreign((*_FOREIGN, "best_of", "suffix")),
+            foreign=tuple(fields.foreign({**_FOREIGN, "best_of": 1})),
         )
 
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
@@ -208,6 +258,16 @@ class Completions(Chat):
         return CompletionEvents(body)
 
 
+_STORED: Mapping[str, str] = {
+    "previous_response_id": "no response is stored here; send the whole input",
+    "conversation": "no conversation is stored here; send the whole input",
+    "prompt": "no prompt is stored here; send its text as instructions or input",
+    "background": "no response is stored here; wait for the answer",
+    "top_logprobs": _UNKNOWN["top_logprobs"].replace("set logprobs alone", "include them alone"),
+}
+"""Fields of responses that refer to what OpenAI stores."""
+
+
 class Responses(Chat):
     """`POST /v1/responses`: the input is a text or a list of items; nothing is stored here."""
 
@@ -215,26 +275,26 @@ class Responses(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
-        if body.get("previous_response_id"):
-            raise ValueError(
-                "previous_response_id is set, and no response is stored here; send the whole input"
-            )
+        fields.check_stream()
+        fields.refuse(_STORED)
         messages = []
         instructions = fields.optional("instructions", str)
         if instructions:
             messages.append({"role": "system", "content": instructions})
         messages += _items(fields.required("input", str, list))
-        text_format = ((fields.optional("text", dict) or {}).get("format") or {}).get(
-            "type", "text"
-        )
+        text_format = _Fields(fields.optional("text", dict) or {}).optional("format", dict) or {}
+        reasoning = fields.optional("reasoning", dict) or {}
         choice = _tool_choice(body.get("tool_choice"))
-        foreign = [] if text_format == "text" else ["text.format"]
+        foreign = []
+        if text_format.get("type", "text") != "text":
+            foreign.append("text.format")
+        if reasoning.get("effort") not in (None, "none"):
+            foreign.append("reasoning.effort")
         if choice not in ("auto", "none"):
             foreign.append("tool_choice")
         tools = [
-            {"type": "function", "function": tool} if "function" not in tool else tool
+            {"type": "function", "function": tool} if _type_of(tool) == "function" else tool
             for tool in fields.optional("tools", list) or []
-            if isinstance(tool, Mapping)
         ]
         return AgentRequest(
             messages=_messages(messages),
@@ -252,7 +312,7 @@ class Responses(Chat):
         status = "incomplete" if answer.finish_reason == "length" else "completed"
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": f"resp_{answer.id}",
+            "id": answer.id,
             "object": "response",
             "created_at": int(time.time()),
             "model": str(body.get("model") or ""),
@@ -261,7 +321,7 @@ class Responses(Chat):
             "incomplete_details": details,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
-            "output": _output(answer),
+            "output": _output(answer, with_logprobs=_wants_logprobs(body)),
             "parallel_tool_calls": True,
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
@@ -282,6 +342,12 @@ class Responses(Chat):
         return ResponseEvents(body)
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    "container": "the endpoint runs no tools; give the policy yours",
+    "mcp_servers": "the endpoint runs no tools; give the policy those of the server",
+    "context_management": "the endpoint keeps all messages; send those that the policy is to read",
+}
+"""Fields of Anthropic's API for what its servers do."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """Anthropic's name for each reason why an answer ends."""
 
@@ -293,28 +359,24 @@ class Messages(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        fields.refuse(_ELSEWHERE)
         messages: list[dict[str, Any]] = []
         system = fields.optional("system", str, list)
         if system:
             messages.append({"role": "system", "content": text_of(system)})
-        for message in fields.required("messages", list):
-            messages += _from_anthropic(message)
+        for number, message in enumerate(fields.required("messages", list)):
+            messages += _from_anthropic(number, message)
+        if messages and messages[-1]["role"] == "assistant":
+            raise ValueError("the last message is the assistant's, and an answer is a whole turn")
         choice = (fields.optional("tool_choice", dict) or {}).get("type", "auto")
-        foreign = list(fields.foreign(("top_k", "thinking")))
+        foreign = fields.foreign({"top_k": -1, "output_format": None})
+        thinking = fields.optional("thinking", dict) or {}
+        if thinking.get("type", "disabled") != "disabled":
+            foreign.append("thinking")
         if choice not in ("auto", "none"):
             foreign.append("tool_choice")
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.get("name"),
-                    "description": tool.get("description", ""),
-                    "parameters": tool.get("input_schema", {}),
-                },
-            }
-            for tool in fields.optional("tools", list) or []
-            if isinstance(tool, Mapping)
-        ]
+        tools = [_tool_of_anthropic(tool) for tool in fields.optional("tools", list) or []]
         return AgentRequest(
             messages=_messages(messages),
             tools=_tools(tools),
@@ -330,7 +392,7 @@ class Messages(Chat):
         answer = answers[0]
         usage = _usage(answers)
         return {
-            "id": f"msg_{answer.id}",
+            "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": str(body.get("model") or ""),
@@ -360,13 +422,22 @@ DIALECTS: Sequence[Dialect] = (Chat(), Completions(), Responses(), Messages())
 # --- reading
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 def _messages(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     if not values:
         raise ValueError("messages is empty")
     messages = []
     for number, message in enumerate(values):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str):
             raise ValueError(f"messages[{number}] has no role")
+        if role not in _ROLES:
+            raise ValueError(
+                f"messages[{number}] has the role {quoted(role)}, expected one of"
+                f" {', '.join(_ROLES)}"
+            )
         try:
             messages.append(comparable(message))
         except ValueError as error:
@@ -380,10 +451,18 @@ def _messages(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
 def _tools(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     tools = []
     for number, tool in enumerate(values):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
+        kind = _type_of(tool)
+        if kind != "function":
+            raise ValueError(
+                f"tools[{number}] is of type {quoted(kind)}, which the endpoint does not run;"
+                " expected a function"
+            )
+        function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"tools[{number}] is not a function with a name")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(parameters, Mapping):
+            raise ValueError(f"tools[{number}]: parameters is not a JSON schema")
         tools.append(
             {
                 "type": "function",
@@ -397,6 +476,27 @@ def _tools(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
+def _type_of(value: Any) -> str:
+    """Return the type of a tool: a function if it says none."""
+    if not isinstance(value, Mapping):
+        return type(value).__name__
+    return str(value.get("type") or "function")
+
+
+def _tool_of_anthropic(tool: Any) -> Any:
+    """Return a tool of Anthropic's API as one of OpenAI's; one that its servers know stays."""
+    if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+        return tool
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.get("name"),
+            "description": tool.get("description", ""),
+            "parameters": tool.get("input_schema", {}),
+        },
+    }
+
+
 def _tool_choice(value: Any) -> str:
     if value is None:
         return "auto"
@@ -405,7 +505,7 @@ def _tool_choice(value: Any) -> str:
     if isinstance(value, Mapping):
         function = value.get("function")
         name = function.get("name") if isinstance(function, Mapping) else value.get("name")
-        return str(name or "auto")
+        return str(name or value.get("type") or "auto")
     raise ValueError(f"tool_choice is {type(value).__name__}, expected a text or a tool")
 
 
@@ -442,13 +542,18 @@ def _items(value: str | Sequence[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _from_anthropic(message: Any) -> list[dict[str, Any]]:
+def _from_anthropic(number: int, message: Any) -> list[dict[str, Any]]:
     """Return an Anthropic message as chat messages: tool results are messages of their own."""
     if not isinstance(message, Mapping):
-        raise ValueError(f"a message is {type(message).__name__}, expected an object")
+        raise ValueError(f"messages[{number}] is {type(message).__name__}, expected an object")
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": message.get("role"), "content": content}]
+    if not isinstance(content, list):
+        raise ValueError(
+            f"messages[{number}]: content is {type(content).__name__}, expected a text or a list of"
+            " blocks"
+        )
     results: list[dict[str, Any]] = []
     texts: list[str] = []
     calls = []
@@ -468,8 +573,10 @@ def _from_anthropic(message: Any) -> list[dict[str, Any]]:
                 }
             )
         elif kind not in ("thinking", "redacted_thinking"):
-            raise ValueError(f"content has a block of type {kind!r}; only text can be read")
-    if texts or calls:
+            raise ValueError(
+                f"messages[{number}] has a block of type {kind!r}; only text can be read"
+            )
+    if texts or calls or not results:
         own: dict[str, Any] = {"role": message.get("role"), "content": "\n".join(texts)}
         if calls:
             own["tool_calls"] = calls
@@ -508,7 +615,11 @@ def _chat_message(answer: AgentAnswer) -> dict[str, Any]:
     return message
 
 
-def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
+def _wants_logprobs(body: Mapping[str, Any]) -> bool:
+    return "message.output_text.logprobs" in (body.get("include") or ())
+
+
+def _output(answer: AgentAnswer, *, with_logprobs: bool) -> list[dict[str, Any]]:
     """Return the items of a Responses output."""
     items: list[dict[str, Any]] = []
     message = _chat_message(answer)
@@ -518,6 +629,8 @@ def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
             "text": message["content"] or "",
             "annotations": [],
         }
+        if with_logprobs:
+            part["logprobs"] = _chat_logprobs(answer)["content"]
         items.append(
             {
                 "id": f"msg_{answer.id}",

@@ -9,7 +9,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.environments.agents.calls import Call
 from dapo.environments.agents.messages import AgentRequest, depth_of, to_json
 from dapo.environments.agents.session import MAX_DEPTH, AgentError
-from dapo.environments.calls import PYTHON_TAG, ToolCall
+from dapo.environments.calls import PYTHON_TAG, ToolCall, WrongCall
 from dapo.environments.rendering import TurnRenderer
 from dapo.types import Message, Problem
 
@@ -94,6 +94,9 @@ class AgentRenderer:
     ) -> tuple[str, Message]:
         """Return the text of a turn, and the assistant's message that an agent receives.
 
+        A call of an unknown tool, or with arguments that do not fit, reaches the agent as it was
+        written: agents answer it. A turn with a call that is not JSON is text.
+
         Args:
             request: What the agent asked for.
             token_ids: The turn's tokens.
@@ -103,11 +106,7 @@ class AgentRenderer:
         text = renderer.text(token_ids)
         calls: list[ToolCall] = []
         if renderer.calls is not None and request.tool_choice != "none":
-            calls = [
-                call
-                for call in renderer.calls.read(text)
-                if isinstance(call, ToolCall) and depth_of(call.arguments) <= MAX_DEPTH
-            ]
+            calls = _written(renderer.calls.read(text))
         if not calls:
             return text, {"role": "assistant", "content": text}
         tool_calls = [
@@ -178,6 +177,15 @@ class AgentRenderer:
         if not text:
             raise AgentError(400, "prompt: expected a text, got an empty one")
         return self._texts.encode_once(Problem("", text, ""))
+
+
+def _written(calls: Sequence[ToolCall | WrongCall]) -> list[ToolCall]:
+    """Return the calls of a turn for its agent; none if one of them cannot be read."""
+    written = [call if isinstance(call, ToolCall) else call.written for call in calls]
+    readable = [
+        call for call in written if call is not None and depth_of(call.arguments) <= MAX_DEPTH
+    ]
+    return readable if len(readable) == len(calls) else []
 
 
 def _plain(message: Message) -> Message:
