@@ -65,15 +65,11 @@ class ThreadPool:
         self.overrides = overrides
 
     def open(self, problem: Problem, seed: int, request: GenerationRequest) -> _ThreadAgent:
-        session = Session(
-            "policy", request.temperature, request.top_p, overrides=self.overrides
-        )
+        session = Session("policy", request.temperature, request.top_p, overrides=self.overrides)
         self.server.open(session)
         return _ThreadAgent(self.server, session, self.play, problem)
 
-    def settle(
-        self, waits: Mapping[_ThreadAgent, bool], timeout_s: float
-    ) -> list[_ThreadAgent]:
+    def settle(self, waits: Mapping[_ThreadAgent, bool], timeout_s: float) -> list[_ThreadAgent]:
         """Return the agents that have asked or ended, or may wait for another answer."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -81,9 +77,7 @@ class ThreadPool:
             if all(agent.session.is_waiting or may_wait for agent, may_wait in waits.items()):
                 break
             time.sleep(0.002)
-        return [
-            agent for agent, may_wait in waits.items() if agent.session.is_waiting or may_wait
-        ]
+        return [agent for agent, may_wait in waits.items() if agent.session.is_waiting or may_wait]
 
     def wait(self) -> None:
         time.sleep(0.002)
