@@ -106,6 +106,14 @@ def tool_text(schemas: Sequence[Mapping[str, Any]], form: CallForm) -> str:
     )
 
 
+def call_text(call: ToolCall, form: CallForm) -> str:
+    """Return a call as `CallReader` reads it."""
+    if form == "llama":
+        return json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+    value = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{value}\n</tool_call>"
+
+
 class CallReader:
     """Reads the tool calls of a turn, and checks them against the tools' schemas."""
 
