@@ -639,6 +639,8 @@ class AgentEngine(EngineLayer):
             running.error = outcome.error
         elif exchange is not None or repetition.has_missing_requests:
             running.error = _NOT_DETERMINISTIC
+        else:
+            repetition.is_settled = True
         if repetition.is_over:
             session.put_back(repetition.held)
 
@@ -656,6 +658,8 @@ class _Repetition:
         numbered.sort(key=lambda entry: entry[0])
         self.deliveries = deque(exchange for _, exchange in numbered)
         """The exchanges whose answers it had, in their order."""
+        self.is_settled = running.due is not None
+        """Whether it need not have reacted to its last answer."""
         self.held: list[Pending] = []
         """Requests that it had not sent yet, as far as was taken."""
         running.num_deliveries = len(numbered)
@@ -668,7 +672,7 @@ class _Repetition:
     def is_over(self) -> bool:
         if self.running.error is not None:
             return True
-        return not self.deliveries and not self.has_missing_requests
+        return self.is_settled and not self.deliveries and not self.has_missing_requests
 
     def take(self, pending: Pending, repeated: _Exchange | None) -> bool:
         """Attach a request to its exchange; return False if there was none.
