@@ -101,12 +101,10 @@ class LocalAgentPool:
     def settle(self, waits: Mapping[LocalAgent, bool], timeout_s: float) -> list[LocalAgent]:
         for agent in waits:
             agent.react()
-        return [
-            agent for agent, may_wait in waits.items() if may_wait or agent.session.is_waiting
-        ]
+        return [agent for agent, may_wait in waits.items() if may_wait or agent.session.is_waiting]
 
     def wait(self) -> None:
-        self.settle({agent: True for agent in self.opened}, 0)
+        self.settle(dict.fromkeys(self.opened, True), 0)
 
     def close(self) -> None:
         pass
@@ -155,7 +153,7 @@ class Played:
 
     engine: AgentEngine
     inner: RecordingEngine
-    pool: LocalAgentPool
+    pool: Any
 
     def play(self, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:
         self.engine.submit(requests)
@@ -177,14 +175,31 @@ def agents(
     max_context: int = 4096,
     **options: Any,
 ) -> Played:
-    config = EnvironmentConfig(name="agent:tests:agent", **{"max_turns": 64, **options})
+    config = agent_options(**options)
+    pool = LocalAgentPool(make)
+    return agents_of(pool, config, by_load=by_load, slots=slots, max_context=max_context)
+
+
+def agent_options(**options: Any) -> EnvironmentConfig:
+    defaults = {"name": "agent:helpers.faulty_agents:play", "max_turns": 64}
+    return EnvironmentConfig(**{**defaults, **options})
+
+
+def agents_of(
+    pool: Any,
+    config: EnvironmentConfig,
+    *,
+    by_load: bool = False,
+    slots: int | None = None,
+    max_context: int = 4096,
+) -> Played:
+    """Return an engine for the agents of a pool."""
     inner = RecordingEngine(
         keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)]
     )
-    pool = LocalAgentPool(make)
     engine = AgentEngine(
         ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER))),
-        pool,  # type: ignore[arg-type]
+        pool,
         RENDERER,
         config,
         seed_of=lambda request: request.seed,
@@ -194,8 +209,16 @@ def agents(
     return Played(engine, inner, pool)
 
 
-def request(label: str = "a", *, seed: int = 1, budget: int = 400) -> GenerationRequest:
-    return GenerationRequest(label, PROMPT, budget, 1.0, 1.0, seed, (END,), problem=PROBLEM)
+def request(
+    label: str = "a", *, seed: int = 1, budget: int = 400, problem: Problem = PROBLEM
+) -> GenerationRequest:
+    return GenerationRequest(label, PROMPT, budget, 1.0, 1.0, seed, (END,), problem=problem)
+
+
+def to_play(agent: str, label: str | None = None, **fields: Any) -> GenerationRequest:
+    """A request for the episode of an agent of `faulty_agents`."""
+    problem = replace(PROBLEM, fields={"agent": agent, **fields})
+    return request(label or agent, problem=problem)
 
 
 WORDS = ("one", "two", "three", "four")

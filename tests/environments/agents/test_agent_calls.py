@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.engines.engine import Unfinished
-from dapo.environments.agents.session import AgentError
 from dapo.sampling.samples import with_advantages
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.agents import (

@@ -20,7 +20,9 @@ from dapo.types import Episode, Finish, Generation, GenerationRequest
 
 _SHOWN_CHARS = 80
 _NO_ANSWERS = 100
-"""The most requests that are refused because nothing is left of an episode; then it is an error."""
+"""The most requests that get no new answer, because nothing is left of an episode or because they
+repeat the last one; then it is an error.
+"""
 
 
 @dataclass(eq=False)
@@ -283,7 +285,11 @@ class AgentEngine(EngineLayer):
         settled = [running.agent for running in runnings]
         if not self._by_load:
             # an agent may also wait for another answer of its own
-            waits = {running.agent: running.has_open_requests for running in runnings}
+            waits = {
+                running.agent: running.has_open_requests
+                for running in runnings
+                if running.error is None
+            }
             settled = self._pool.settle(waits, self._config.timeout_s)
         is_settled = set(settled)
         ended = []
@@ -291,10 +297,11 @@ class AgentEngine(EngineLayer):
             running.due = None
             session = running.agent.session
             outcome = session.outcome
-            if running.agent not in is_settled or (self._by_load and not session.is_waiting):
+            is_late = running.agent not in is_settled or (self._by_load and not session.is_waiting)
+            if is_late and running.error is None:
                 running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
-            elif outcome is not None:
-                running.error = running.error or outcome.error
+            elif outcome is not None and running.error is None:
+                running.error = outcome.error
                 running.result = outcome.result
             elif running.error is None:
                 self._serve(running, session.take(), turns)
@@ -333,6 +340,8 @@ class AgentEngine(EngineLayer):
                 repeated.waiting.append(pending)
                 for call in repeated.calls:
                     call.num_retries += 1
+                if repeated.calls[0].num_retries > _NO_ANSWERS:
+                    running.error = f"the agent sent the same request {_NO_ANSWERS} times again"
                 continue
             try:
                 prepared = self._prepared(running, pending.request)
