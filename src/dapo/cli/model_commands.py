@@ -164,9 +164,7 @@ def generate(
     generate_answers(choice, problems, options, as_json=as_json)
 
 
-@commands.command(
-    rich_help_panel=ASK, epilog="Example: dapo serve runs/a, and elsewhere dapo chat --server URL"
-)
+@commands.command(rich_help_panel=ASK, epilog="Example: dapo serve runs/a --port 8000")
 def serve(
     model_or_run: ModelOrRun,
     step: Step = None,

@@ -6,17 +6,18 @@ import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dapo.cli.answer_text import describe_model
 from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, warn
 from dapo.core.waiting import Interrupted
-from dapo.start.generate import OpenModel, SamplingOptions
 from dapo.start.model_choice import ModelChoice
 from dapo.start.model_server import ModelServer, is_loopback, listen
-from dapo.start.served_model import ServedModel
 from dapo.training.signals import signals_as_requests
+
+if TYPE_CHECKING:
+    from dapo.start.served_model import ServedModel
 
 KEY_VARIABLE = "DAPO_API_KEY"
 
@@ -46,6 +47,9 @@ def serve_model(choice: ModelChoice, options: ServeOptions, *, as_json: bool) ->
         )
     with ExitStack() as stack:
         listener = stack.enter_context(listen(options.host, options.port))
+        from dapo.start.generate import OpenModel, SamplingOptions  # imports torch
+        from dapo.start.served_model import ServedModel
+
         opened = OpenModel(choice)
         stack.callback(opened.close)
         plan = opened.sampler(SamplingOptions(max_new_tokens=options.max_new_tokens)).plan
@@ -80,8 +84,10 @@ def _url(host: str, listener: socket.socket) -> str:
 
 
 def _print_head(
-    choice: ModelChoice, options: ServeOptions, served: ServedModel, url: str, limit: int
+    choice: ModelChoice, options: ServeOptions, served: "ServedModel", url: str, limit: int
 ) -> None:
+    from dapo.cli.answer_text import describe_model
+
     print_text(describe_model(choice))
     print_text(_prompt_form(choice, served, as_trained=options.as_trained))
     print_text(f"defaults: temperature 1, top-p 1, at most {limit:,} tokens, a random seed")
@@ -113,7 +119,7 @@ def _print_head(
     sys.stdout.flush()
 
 
-def _prompt_form(choice: ModelChoice, served: ServedModel, *, as_trained: bool) -> str:
+def _prompt_form(choice: ModelChoice, served: "ServedModel", *, as_trained: bool) -> str:
     """Say what becomes of a client's messages."""
     if not served.uses_template:
         text = "no chat template: the texts of messages are joined by blank lines"

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dapo.core.errors import ConfigError
@@ -14,7 +14,9 @@ from dapo.core.listening import open_listener
 from dapo.environments.agents.dialects import DIALECTS
 from dapo.environments.agents.endpoint import make_app
 from dapo.environments.agents.session import AgentError
-from dapo.start.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from dapo.start.served_model import ServedModel
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -41,15 +43,14 @@ def listen(host: str, port: int | None) -> socket.socket:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(
-        f"--host {host} --port {candidate}: {reason}; expected an address of this machine and a"
-        " free port"
+        f"{host}, port {candidate}: {reason}; expected an address of this machine and a free port"
     )
 
 
 class ModelServer:
     """Answers the requests of clients with a served model, in a thread of its own."""
 
-    def __init__(self, served: ServedModel, listener: socket.socket, *, key: str | None) -> None:
+    def __init__(self, served: "ServedModel", listener: socket.socket, *, key: str | None) -> None:
         """Start the thread.
 
         Args:
@@ -93,18 +94,13 @@ class ModelServer:
         self._server.should_exit = True
         self._thread.join()
 
-    def _find(self, key: str, session: str | None) -> ServedModel:
+    def _find(self, key: str, session: str | None) -> "ServedModel":
         """Return the model, for clients that may ask. Raises AgentError."""
         if self._digest is not None and not hmac.compare_digest(self._digest, _digest(key)):
-            raise AgentError(
-                401, "the API key is not that of this server (dapo serve --api-key)", _WRONG_KEY
-            )
+            raise AgentError(401, "the API key is not that of this server", "invalid_api_key")
         if session is not None:
             raise AgentError(404, "a served model has no sessions; leave them out of the address")
         return self._served
-
-
-_WRONG_KEY = "invalid_api_key"
 
 
 def _digest(key: str) -> bytes:
@@ -118,7 +114,7 @@ class _Guard:
     rebinding), or send a request whose answer it cannot read.
     """
 
-    def __init__(self, app: Any, served: ServedModel, names: Collection[str] | None) -> None:
+    def __init__(self, app: Any, served: "ServedModel", names: Collection[str] | None) -> None:
         """Guard an ASGI application.
 
         Args:

@@ -83,7 +83,7 @@ class ServedModel:
         self._as_trained = as_trained
         self._max_open = max_open
         plain = {"instruction": "", "system": None}
-        texts = {**plain, "chat_template": "off", "chat_template_kwargs": {}}
+        texts: dict[str, Any] = {**plain, "chat_template": "off", "chat_template_kwargs": {}}
         tokenizer = opened.tokenizer
         self._chats = PromptEncoder(tokenizer, self._data.model_copy(update=plain))
         self._texts = PromptEncoder(tokenizer, self._data.model_copy(update=texts))
