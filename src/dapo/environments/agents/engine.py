@@ -140,8 +140,9 @@ class AgentEngine(EngineLayer):
             return
         turns: list[GenerationRequest] = []
         for running in started:
-            # an agent that has ended already is seen by the next poll
-            self._take_reaction(running, turns)
+            if not self._take_reaction(running, turns):
+                # it has ended without a request, which the next poll returns
+                running.due = self._polls
         self._engine.submit(turns)
 
     def poll(self) -> list[Generation]:
