@@ -6,6 +6,7 @@ and a history that no call has (rewritten, compacted, a sub-agent's) begins one.
 token stands in one conversation, behind exactly the tokens that the policy has read.
 """
 
+import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 from dapo.core.rng import keyed_seed
 from dapo.engines.continuation import Versions, extended
 from dapo.engines.engine import float_array
-from dapo.environments.agents.messages import AgentRequest, is_same
+from dapo.environments.agents.messages import AgentRequest, same_text, to_json
 from dapo.types import Finish, Generation, Message
 
 
@@ -40,6 +41,8 @@ class Call:
     """The key of its request."""
     options: AgentRequest
     """Its request without the messages."""
+    digest: bytes = b""
+    """A digest of the chat before its answer."""
     exchange: int = 0
     """The number of its request: the answers of one request have the same."""
     limit: int = 0
@@ -56,43 +59,53 @@ class Call:
     """Whether its last token ends a turn in the chat template."""
     message: Message = field(default_factory=dict)
     """The assistant's message as the agent received it."""
-    is_read: bool = False
-    """Whether the agent received the answer."""
+    deliveries: tuple[int, ...] = ()
+    """Which of the episode's answers it was to the agent; more than one: a client asked again."""
     num_children: int = 0
     num_retries: int = 0
 
     @property
-    def context_ids(self) -> tuple[int, ...]:
-        """All tokens before its own."""
-        if self.parent is None:
-            return self.new_ids
-        return (*self.parent.context_ids, *self.parent.token_ids, *self.new_ids)
+    def is_read(self) -> bool:
+        """Whether the agent received the answer."""
+        return bool(self.deliveries)
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        """The whole chat, with its answer."""
-        before = () if self.parent is None else self.parent.messages
-        return (*before, *self.new_messages, self.message)
+    def path(self) -> "list[Call]":
+        """The calls before it, from the first one, and itself."""
+        calls = [self]
+        while calls[-1].parent is not None:
+            calls.append(calls[-1].parent)
+        return calls[::-1]
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """All tokens before its own."""
+        ids: list[int] = []
+        *earlier, _ = self.path
+        for call in earlier:
+            ids += call.new_ids
+            ids += call.token_ids
+        return (*ids, *self.new_ids)
+
+    @property
+    def num_messages(self) -> int:
+        """The number of messages of the whole chat, with its answer."""
+        return sum(len(call.new_messages) + 1 for call in self.path)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the whole chat, with its answer."""
+        return sum(len(call.new_ids) + len(call.token_ids) for call in self.path)
 
     @property
     def whole_text(self) -> str:
         """The whole text, with its answer, of requests for the continuation of a text."""
-        before = "" if self.parent is None else self.parent.whole_text
-        return f"{before}{self.new_text or ''}{self.text}"
+        return "".join(f"{call.new_text or ''}{call.text}" for call in self.path)
 
-    def is_continued_by(self, request: AgentRequest) -> bool:
-        """Return True if the request's messages, or its text, are this call's and further ones."""
-        if not self.is_read or self.options.tools != request.tools:
-            return False
-        if request.prompt is not None:
-            if self.new_text is None:
-                return False
-            whole = self.whole_text
-            return len(request.prompt) > len(whole) and request.prompt.startswith(whole)
-        messages = self.messages
-        if self.new_text is not None or len(request.messages) <= len(messages):
-            return False
-        return all(map(is_same, messages, request.messages))
+    @property
+    def history(self) -> bytes:
+        """A digest of the whole chat, with its answer, by which the next turn finds the call."""
+        return _next_digest(self.digest, self.message)
 
     def add(self, generation: Generation) -> None:
         """Add tokens of the turn, or of a part of it."""
@@ -154,8 +167,28 @@ class Call:
             "is_ended": self.is_ended,
             "answer": dict(self.message),
             "is_read": self.is_read,
+            "deliveries": list(self.deliveries),
             "retries": self.num_retries,
         }
+
+
+def _chat_digest(
+    request: AgentRequest, parent: Call | None, new_messages: Sequence[Message]
+) -> bytes:
+    """Return a digest of the messages behind those of `parent`, if there is one."""
+    digest = _first_digest(request) if parent is None else parent.history
+    for message in new_messages:
+        digest = _next_digest(digest, message)
+    return digest
+
+
+def _first_digest(request: AgentRequest) -> bytes:
+    return hashlib.sha256(to_json(request.tools).encode("utf-8", "surrogatepass")).digest()
+
+
+def _next_digest(digest: bytes, message: Message) -> bytes:
+    text = same_text(message).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(digest + text).digest()
 
 
 @dataclass
@@ -163,6 +196,10 @@ class CallTree:
     """The calls of an episode in the order in which they were served."""
 
     calls: list[Call] = field(default_factory=list)
+    _read_chats: dict[bytes, Call] = field(default_factory=dict)
+    """The first call whose answer the agent has read with each history."""
+    _read_texts: list[Call] = field(default_factory=list)
+    """Likewise, the calls that continue a text."""
 
     @property
     def num_sampled(self) -> int:
@@ -175,10 +212,37 @@ class CallTree:
 
     def parent_of(self, request: AgentRequest) -> Call | None:
         """Return the call with the longest history that the request continues, or None."""
-        candidates = [call for call in self.calls if call.is_continued_by(request)]
         if request.prompt is not None:
-            return max(candidates, key=lambda call: len(call.whole_text), default=None)
-        return max(candidates, key=lambda call: len(call.messages), default=None)
+            return self._parent_of_text(request.prompt)
+        parent: Call | None = None
+        digest = _first_digest(request)
+        for message in request.messages[:-1]:  # the last one is new
+            digest = _next_digest(digest, message)
+            parent = self._read_chats.get(digest, parent)
+        return parent
+
+    def _parent_of_text(self, prompt: str) -> Call | None:
+        parent: Call | None = None
+        longest = 0
+        for call in self._read_texts:
+            whole = call.whole_text
+            if longest < len(whole) < len(prompt) and prompt.startswith(whole):
+                parent = call
+                longest = len(whole)
+        return parent
+
+    def deliver(self, call: Call, number: int) -> None:
+        """Note that the agent has received a call's answer as the episode's answer `number`."""
+        if not call.is_read:
+            self._add_read(call)
+        call.deliveries = (*call.deliveries, number)
+
+    def _add_read(self, call: Call) -> None:
+        """Let the call be continued."""
+        if call.new_text is not None:
+            self._read_texts.append(call)
+        else:
+            self._read_chats.setdefault(call.history, call)
 
     def add(
         self, request: AgentRequest, parent: Call | None, new_ids: tuple[int, ...], exchange: int
@@ -188,19 +252,22 @@ class CallTree:
         before = 0
         before_text = 0
         if parent is not None:
-            before = len(parent.messages)
-            before_text = len(parent.whole_text)
+            before = parent.num_messages
+            if request.prompt is not None:
+                before_text = len(parent.whole_text)
         new_text = None if request.prompt is None else request.prompt[before_text:]
+        new_messages = request.messages[before:]
         call = Call(
             number=len(self.calls),
             parent=parent,
             conversation=parent.conversation if parent and extends else self.num_conversations,
             turn=parent.turn + 1 if parent and extends else 0,
-            new_messages=request.messages[before:],
+            new_messages=new_messages,
             new_text=new_text,
             new_ids=new_ids,
             key=request.key,
             options=request.without_messages(),
+            digest=_chat_digest(request, parent, new_messages),
             exchange=exchange,
         )
         if parent is not None:
@@ -213,7 +280,7 @@ class CallTree:
         return [call for call in self.calls if call.conversation == number]
 
     def generations(
-        self, request_id: str, first_prompt: tuple[int, ...], trained: "set[int]"
+        self, request_id: str, first_prompt: tuple[int, ...], trained: set[int]
     ) -> list[Generation]:
         """Return each conversation's tokens; the tail of calls that do not train is one of its own.
 
@@ -298,16 +365,19 @@ def calls_of(
         starts = conversation.versions or ((0, conversation.version),)
         version = [value for begin, value in starts if begin <= start][-1]
         later = [(begin - start, value) for begin, value in starts if start < begin < end]
+        new_messages = tuple(record["messages"])
+        options = AgentRequest.of_options(record["options"])
         call = Call(
             number=record["number"],
             parent=parent,
             conversation=number,
             turn=record["turn"],
-            new_messages=tuple(record["messages"]),
+            new_messages=new_messages,
             new_text=record["prompt"],
             new_ids=tuple(new_ids),
             key=record["key"],
-            options=AgentRequest.of_options(record["options"]),
+            options=options,
+            digest=_chat_digest(options, parent, new_messages),
             exchange=record["exchange"],
             limit=record["limit"],
             token_ids=array("i", conversation.token_ids[start:end]),
@@ -318,10 +388,16 @@ def calls_of(
             text=record["text"],
             is_ended=record["is_ended"],
             message=record["answer"],
-            is_read=record["is_read"],
+            deliveries=tuple(record["deliveries"]),
             num_retries=record["retries"],
         )
         if parent is not None:
             parent.num_children += 1
         tree.calls.append(call)
+    for call in sorted(filter(_is_read, tree.calls), key=lambda call: call.deliveries):
+        tree._add_read(call)
     return tree
+
+
+def _is_read(call: Call) -> bool:
+    return call.is_read

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.agents.session import AgentAnswer, AgentError, Pending, answer, fail
 from dapo.types import Episode, Finish, Generation, GenerationRequest
 
+_SHOWN_CHARS = 80
 _NO_ANSWERS = 100
 """The most requests that are refused because nothing is left of an episode; then it is an error."""
 
@@ -28,6 +30,9 @@ class _Exchange:
     key: str
     calls: list[Call]
     waiting: list[Pending] = field(default_factory=list)
+    is_asked: bool = True
+    """False in an episode that is repeated, until its agent has sent the request again."""
+    num_deliveries: int = 0
 
     @property
     def is_answered(self) -> bool:
@@ -35,7 +40,12 @@ class _Exchange:
 
     @property
     def is_read(self) -> bool:
-        return all(call.is_read for call in self.calls)
+        return self.num_deliveries > 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether every client has gone before its answer came."""
+        return all(pending.answers.cancelled() for pending in self.waiting)
 
 
 @dataclass(eq=False)
@@ -50,6 +60,8 @@ class _Running:
     """The calls that are sampled, by the id of their request to the engine."""
     due: int | None = None
     """The poll at which the agent's reaction counts; None: it waits for answers alone."""
+    num_deliveries: int = 0
+    """The number of answers that the agent has received."""
     thinking_since: float = 0.0
     """When the agent got its last answer, by the monotonic clock."""
     is_cut: bool = False
@@ -60,6 +72,11 @@ class _Running:
     num_refused: int = 0
     num_calls: int = 0
     """How often it was continued: a suspended state of an earlier time does not close it."""
+
+    @property
+    def has_open_requests(self) -> bool:
+        """Whether the agent may wait for an answer."""
+        return any(exchange.waiting and not exchange.is_left for exchange in self.exchanges)
 
     @property
     def num_left(self) -> int:
@@ -78,9 +95,10 @@ class AgentEngine(EngineLayer):
     """Plays an agent's episode for each request; another engine samples its answers.
 
     An answer is sampled behind the tokens that its history was sampled with. An agent's reaction to
-    an answer counts `environment.lag_polls` polls after it, and is waited for if it is late, so
-    that an episode does not depend on the agent's speed; requests that come together are served in
-    the order of their text. With `rollout.clock: load` a reaction counts when it has arrived.
+    an answer counts `environment.lag_polls` polls after it, and is waited for if it is late;
+    requests that come together are served in the order of their text, and an agent gets one answer
+    at a time. So an episode does not depend on the agent's speed, nor on which of its threads is
+    faster. With `rollout.clock: load` a reaction counts when it has arrived.
 
     `max_new_tokens` of a request bounds the tokens sampled in all calls, `environment.max_turns`
     their number. A call beyond them gets an empty answer with the finish reason `length`.
@@ -139,26 +157,33 @@ class AgentEngine(EngineLayer):
         if self._by_load:
             return
         turns: list[GenerationRequest] = []
-        for running in started:
-            if not self._take_reaction(running, turns):
-                # it has ended without a request, which the next poll returns
-                running.due = self._polls
+        for running in self._take_reactions(started, turns):
+            running.due = self._polls  # it has ended already, which the next poll returns
         self._engine.submit(turns)
 
     def poll(self) -> list[Generation]:
         """Advance the answers by one poll of their engine, and return the finished episodes."""
         self._polls += 1
         if self._sampling:
-            for generation in self._engine.poll():
-                self._finish_call(generation)
+            answered = [self._finish_call(generation) for generation in self._engine.poll()]
+            for running in dict.fromkeys(answered):
+                self._go_on(running)
         elif not self._by_load:
             dues = [running.due for running in self._running.values() if running.due is not None]
             self._polls = max(self._polls, min(dues, default=self._polls))
         turns: list[GenerationRequest] = []
-        ended = [running for running in self._due() if not self._take_reaction(running, turns)]
-        generations = [self._end(running) for running in ended]
+        ended = self._take_reactions(self._due(), turns)
         self._engine.submit(turns)
-        return generations
+        return [self._end(running) for running in ended]
+
+    def wait_for_agents(self, timeout_s: float) -> bool:
+        """Wait until an agent has asked or ended; return False if none has within this time."""
+        deadline = time.monotonic() + timeout_s
+        while not any(running.agent.session.is_waiting for running in self._running.values()):
+            if time.monotonic() > deadline:
+                return False
+            self._pool.wait()
+        return True
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = [self._running[name] for name in request_ids]
@@ -176,7 +201,7 @@ class AgentEngine(EngineLayer):
                 running = self._sampling.pop(part.generation.request_id)
                 running.sampling[part.generation.request_id].add(part.generation)
             else:
-                self._finish_call(part)
+                self._go_on(self._finish_call(part))
         parts: list[Generation | Unfinished] = []
         for running in chosen:
             del self._running[running.request.id]
@@ -211,8 +236,7 @@ class AgentEngine(EngineLayer):
                     unfinished.append(Unfinished(replace(call.generation(), request_id=turn.id)))
                     # the engine gives all tokens of the turn, with these
                     call.forget_tokens()
-        for running in restarted:
-            self._repeat(running)
+        self._repeat(restarted)
         self._engine.resume(turns, unfinished)
 
     def close(self) -> None:
@@ -252,27 +276,47 @@ class AgentEngine(EngineLayer):
             return False
         return time.monotonic() - running.thinking_since > self._config.timeout_s
 
-    def _take_reaction(self, running: _Running, turns: list[GenerationRequest]) -> bool:
-        """Wait for what an agent does, and serve it; return False if its episode has ended."""
+    def _take_reactions(
+        self, runnings: Sequence[_Running], turns: list[GenerationRequest]
+    ) -> list[_Running]:
+        """Wait for what agents do, and serve it; return those whose episodes have ended."""
+        settled = [running.agent for running in runnings]
         if not self._by_load:
-            # an agent may also wait for another answer of its own that is still sampled
-            has_others = bool(running.sampling)
-            is_settled = running.agent.settle(self._config.timeout_s, may_wait=has_others)
-        else:
-            is_settled = running.agent.session.is_waiting
-        running.due = None
-        if not is_settled:
-            running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
-            return False
-        self._serve(running, running.agent.session.take(), turns)
-        if running.error is not None:
-            return False
-        outcome = running.agent.session.outcome
-        if outcome is not None:
-            running.error = outcome.error
-            running.result = outcome.result
-            return False
-        return True
+            # an agent may also wait for another answer of its own
+            waits = {running.agent: running.has_open_requests for running in runnings}
+            settled = self._pool.settle(waits, self._config.timeout_s)
+        is_settled = set(settled)
+        ended = []
+        for running in runnings:
+            running.due = None
+            session = running.agent.session
+            outcome = session.outcome
+            if running.agent not in is_settled or (self._by_load and not session.is_waiting):
+                running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+            elif outcome is not None:
+                running.error = running.error or outcome.error
+                running.result = outcome.result
+            elif running.error is None:
+                self._serve(running, session.take(), turns)
+                self._go_on(running)
+            if running.error is not None or outcome is not None:
+                ended.append(running)
+        return ended
+
+    def _go_on(self, running: _Running) -> None:
+        """Give an agent that does not react to another answer the next one that is sampled.
+
+        With `rollout.clock: load` it gets all of them.
+        """
+        if running.due is not None and not self._by_load:
+            return
+        for exchange in running.exchanges:
+            if exchange.is_answered and exchange.waiting and not exchange.is_left:
+                self._deliver(running, exchange)
+                if not self._by_load:
+                    return
+        if not running.sampling and running.due is None:
+            self._react_later(running)  # its clients have gone, or got errors alone
 
     # --- requests
 
@@ -282,7 +326,13 @@ class AgentEngine(EngineLayer):
         """Answer, or begin to sample, the requests of an agent in the order of their text."""
         new: list[tuple[Pending, list[tuple[int, ...]], Call | None]] = []
         for pending in sorted(arrived, key=lambda pending: pending.request.text):
-            if self._is_retry(running, pending):
+            if pending.answers.cancelled():
+                continue
+            repeated = self._repeated(running, pending.request)
+            if repeated is not None:
+                repeated.waiting.append(pending)
+                for call in repeated.calls:
+                    call.num_retries += 1
                 continue
             try:
                 prepared = self._prepared(running, pending.request)
@@ -303,30 +353,21 @@ class AgentEngine(EngineLayer):
                 )
                 exchange.calls.append(call)
                 self._begin(running, call, room, turns)
-            if exchange.is_answered:
-                self._deliver(running, exchange)
 
-    def _is_retry(self, running: _Running, pending: Pending) -> bool:
-        """Attach a request that a client repeats to the first one's answers, or return False.
+    def _repeated(self, running: _Running, request: AgentRequest) -> _Exchange | None:
+        """Return the exchange whose request a client repeats, or None.
 
         It repeats one if it says so, if the first one's client has gone without the answer, or if
         the agent did nothing else since.
         """
-        request = pending.request
-        equal = [exchange for exchange in running.exchanges if exchange.key == request.key]
+        asked = [exchange for exchange in running.exchanges if exchange.is_asked]
+        equal = [exchange for exchange in asked if exchange.key == request.key]
         if not equal:
-            return False
+            return None
         exchange = equal[-1]
-        was_left = not exchange.is_read and all(one.answers.cancelled() for one in exchange.waiting)
-        is_last = exchange.is_read and exchange is running.exchanges[-1]
-        if not (request.is_retry or was_left or is_last):
-            return False
-        for call in exchange.calls:
-            call.num_retries += 1
-        exchange.waiting.append(pending)
-        if exchange.is_answered:
-            self._deliver(running, exchange)
-        return True
+        was_left = not exchange.is_read and exchange.is_left
+        is_last = exchange.is_read and exchange is asked[-1]
+        return exchange if request.is_retry or was_left or is_last else None
 
     def _prepared(
         self, running: _Running, request: AgentRequest
@@ -341,9 +382,7 @@ class AgentEngine(EngineLayer):
             parent = None
             new_ids = self._renderer.new_ids(request, None)
         assert new_ids is not None
-        before = 0
-        if parent is not None:
-            before = len(parent.context_ids) + len(parent.token_ids)
+        before = 0 if parent is None else parent.num_tokens
         length = before + len(new_ids)
         if length + 1 > self._max_context:
             raise AgentError(
@@ -403,11 +442,10 @@ class AgentEngine(EngineLayer):
 
     # --- answers
 
-    def _finish_call(self, generation: Generation) -> None:
-        """Give a sampled answer to the agent once all answers of its request are sampled."""
+    def _finish_call(self, generation: Generation) -> _Running:
+        """Take a sampled answer, and return its episode."""
         running = self._sampling.pop(generation.request_id)
         call = running.sampling.pop(generation.request_id)
-        exchange = running.exchanges[call.exchange]
         request = call.options
         token_ids, text_before = self._renderer.cut(request, generation.token_ids)
         running.tokens_behind_stop += len(generation.token_ids) - len(token_ids)
@@ -423,22 +461,22 @@ class AgentEngine(EngineLayer):
         if call.finish == "length" and call.limit != request.max_tokens:
             running.is_cut = True
             running.finish = "length"
-        if exchange.is_answered:
-            self._deliver(running, exchange)
+        return running
 
     def _deliver(self, running: _Running, exchange: _Exchange) -> None:
         """Send the answers of a request to the clients that wait for them."""
-        waiting = exchange.waiting
-        exchange.waiting = []
-        answers = [self._answer(running, call) for call in exchange.calls]
-        for pending in waiting:
-            answer(pending, answers)
-            if pending.answers.cancelled():
-                exchange.waiting.append(pending)
-            else:
-                for call in exchange.calls:
-                    call.is_read = True
+        self._send(running, exchange)
+        for call in exchange.calls:
+            running.tree.deliver(call, running.num_deliveries)
+        running.num_deliveries += 1
         self._react_later(running)
+
+    def _send(self, running: _Running, exchange: _Exchange) -> None:
+        answers = [self._answer(running, call) for call in exchange.calls]
+        for pending in exchange.waiting:
+            answer(pending, answers)
+        exchange.waiting = []
+        exchange.num_deliveries += 1
 
     def _react_later(self, running: _Running) -> None:
         """Let the agent's reaction to an answer count some polls from now."""
@@ -484,6 +522,8 @@ class AgentEngine(EngineLayer):
     def _stop_sampling(self, running: _Running) -> None:
         """Stop the answers that nobody waits for any more; their tokens stay, and do not train."""
         names = list(running.sampling)
+        if not names:
+            return
         for generation in self._engine.abort(names):
             self._sampling.pop(generation.request_id)
             call = running.sampling.pop(generation.request_id)
@@ -554,58 +594,102 @@ class AgentEngine(EngineLayer):
         )
         for call in tree.calls:
             if call.exchange == len(running.exchanges):
-                running.exchanges.append(_Exchange(call.key, []))
+                running.exchanges.append(_Exchange(call.key, [], is_asked=False))
             running.exchanges[call.exchange].calls.append(call)
         return running
 
-    def _repeat(self, running: _Running) -> None:
-        """Answer an agent that started again as before, until it stands where it stood."""
-        session = running.agent.session
-        expected = list(running.exchanges)
-        held: list[Pending] = []
-        while expected and running.error is None:
-            if not running.agent.settle(self._config.timeout_s, may_wait=False):
-                running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+    def _repeat(self, restarted: Sequence[_Running]) -> None:
+        """Answer agents that started again as before, until each stands where it stood."""
+        repetitions = [_Repetition(running) for running in restarted]
+        while True:
+            repetitions = [repetition for repetition in repetitions if not repetition.is_over]
+            if not repetitions:
                 break
-            arrived = session.take()
-            if not arrived:  # it has ended
-                running.error = _NOT_DETERMINISTIC
-                break
-            arrived.sort(key=lambda pending: pending.request.text)
-            unknown = [
-                pending
-                for pending in arrived
-                if not self._repeat_answer(running, pending, expected)
-            ]
-            held += unknown
-            if len(unknown) == len(arrived):
-                running.error = _NOT_DETERMINISTIC
-        session.put_back(held)
-        running.thinking_since = time.monotonic()
+            waits = {
+                repetition.running.agent: repetition.running.has_open_requests
+                for repetition in repetitions
+            }
+            settled = set(self._pool.settle(waits, self._config.timeout_s))
+            for repetition in repetitions:
+                running = repetition.running
+                if running.agent not in settled:
+                    running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+                else:
+                    self._repeat_answer(repetition)
+        for running in restarted:
+            running.thinking_since = time.monotonic()
 
-    def _repeat_answer(
-        self, running: _Running, pending: Pending, expected: list[_Exchange]
-    ) -> bool:
-        """Answer a request that had been answered before the episode was suspended."""
-        key = pending.request.key
-        equal = [exchange for exchange in expected if exchange.key == key]
-        if equal:
-            expected.remove(equal[0])
-            exchange = equal[0]
-        else:
-            earlier = [exchange for exchange in running.exchanges if exchange.key == key]
-            if not earlier:
+    def _repeat_answer(self, repetition: "_Repetition") -> None:
+        """Take an agent's requests, and give it the next answer that it had."""
+        running = repetition.running
+        session = running.agent.session
+        for pending in sorted(session.take(), key=lambda pending: pending.request.text):
+            if not repetition.take(pending, self._repeated(running, pending.request)):
                 try:
                     self._prepared(running, pending.request)
-                except AgentError as error:
+                except AgentError as error:  # as it did before
                     fail(pending, error)
-                    return True
-                return False
-            exchange = earlier[-1]
-        if exchange.is_answered:
-            answer(pending, [self._answer(running, call) for call in exchange.calls])
+                else:
+                    repetition.held.append(pending)
+        outcome = session.outcome
+        exchange = repetition.deliveries.popleft() if repetition.deliveries else None
+        if exchange is not None and exchange.waiting and not exchange.is_left:
+            self._send(running, exchange)
+        elif outcome is not None and outcome.error is not None:
+            running.error = outcome.error
+        elif exchange is not None or repetition.has_missing_requests:
+            running.error = _NOT_DETERMINISTIC
+        if repetition.is_over:
+            session.put_back(repetition.held)
+
+
+class _Repetition:
+    """An episode whose agent was started again, and what it has still to do as before."""
+
+    def __init__(self, running: _Running) -> None:
+        self.running = running
+        numbered = [
+            (number, exchange)
+            for exchange in running.exchanges
+            for number in exchange.calls[0].deliveries
+        ]
+        numbered.sort(key=lambda entry: entry[0])
+        self.deliveries = deque(exchange for _, exchange in numbered)
+        """The exchanges whose answers it had, in their order."""
+        self.held: list[Pending] = []
+        """Requests that it had not sent yet, as far as was taken."""
+        running.num_deliveries = len(numbered)
+
+    @property
+    def has_missing_requests(self) -> bool:
+        return not all(exchange.is_asked for exchange in self.running.exchanges)
+
+    @property
+    def is_over(self) -> bool:
+        if self.running.error is not None:
+            return True
+        return not self.deliveries and not self.has_missing_requests
+
+    def take(self, pending: Pending, repeated: _Exchange | None) -> bool:
+        """Attach a request to its exchange; return False if there was none.
+
+        Args:
+            pending: The request.
+            repeated: The exchange that it repeats, if it does.
+        """
+        exchanges = self.running.exchanges
+        equal = [exchange for exchange in exchanges if exchange.key == pending.request.key]
+        missing = [exchange for exchange in equal if not exchange.is_asked]
+        if repeated is not None:
+            exchange = repeated
+        elif missing:
+            exchange = missing[0]
+        elif equal:
+            exchange = equal[-1]
         else:
-            exchange.waiting.append(pending)
+            return False
+        exchange.is_asked = True
+        exchange.waiting.append(pending)
         return True
 
 
@@ -703,9 +787,13 @@ def _judged(
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, str | bytes) or value is None:
-        raise ValueError(f"{name} is {value!r}, expected a number")
-    number = float(value)
+    if not isinstance(value, int | float):
+        shown = repr(value[:_SHOWN_CHARS]) if isinstance(value, str) else type(value).__name__
+        raise ValueError(f"{name} is {shown}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or abs(number) > MAX_SCORE:
         raise ValueError(f"{name} is {number:g}, expected a finite number up to {MAX_SCORE:g}")
     return number

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from dapo.types import Message
@@ -40,12 +41,12 @@ class AgentRequest:
     is_retry: bool = field(default=False, compare=False)
     """Whether the client says that it repeats a request which it sent before."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A digest of everything that an answer depends on: equal requests have equal keys."""
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The request as JSON, by which concurrent requests are ordered."""
         values = {
@@ -89,6 +90,22 @@ def _as_tuple(value: Any) -> Any:
 def to_json(value: Any) -> str:
     """Return JSON with sorted keys."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def depth_of(value: Any) -> int:
+    """Return how deep lists and mappings of JSON values are nested: 0 for a number or a text."""
+    depth = 0
+    level = [value]
+    while level:
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, list | tuple):
+                inner += item
+        level = inner
+        depth += 1
+    return depth - 1
 
 
 def comparable(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,14 +154,14 @@ def text_of(content: Any) -> str:
     return "\n".join(texts)
 
 
-def is_same(message: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if two messages say the same; white space around an answer does not count."""
-    if message["role"] != other["role"]:
-        return False
+def same_text(message: Mapping[str, Any]) -> str:
+    """Return what a message says as JSON: messages that say the same have equal ones.
+
+    Of an answer, neither white space around it nor the ids of its tool calls count.
+    """
     if message["role"] != "assistant":
-        return message == other
-    same_text = message["content"].strip() == other["content"].strip()
-    return same_text and _calls_of(message) == _calls_of(other)
+        return to_json(message)
+    return to_json(["assistant", message["content"].strip(), _calls_of(message)])
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -1,6 +1,8 @@
 """Agents in processes of their own, and the endpoint that they speak to."""
 
+import threading
 import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from dapo.config.environment import EnvironmentConfig
 
 _PAUSE_S = 0.01
-"""The pause between two looks at an agent that has nothing to do and has not asked either."""
+"""The longest pause between two looks at agents that have not asked yet."""
+_LOOK_S = 0.0005
+"""The pause between two looks at agents that have asked, and may still do something."""
 _LOADER_GIB = 1024.0
 """The memory of the process that loads the user's code and of all agents: each has its own bound."""
 
@@ -34,49 +38,6 @@ class Agent:
     def __init__(self, pool: "AgentPool", session: Session) -> None:
         self._pool = pool
         self.session = session
-
-    def settle(self, timeout_s: float, *, may_wait: bool) -> bool:
-        """Wait until the agent has asked, or ended, and does nothing more until it is answered.
-
-        Args:
-            timeout_s: The longest wait.
-            may_wait: Whether it may also wait for an answer that is still sampled.
-
-        Returns False if the time is over.
-        """
-        began = time.monotonic()
-        try:
-            return self._settle(began + timeout_s, may_wait=may_wait)
-        finally:
-            self._pool.waited_s += time.monotonic() - began
-
-    def _settle(self, deadline: float, *, may_wait: bool) -> bool:
-        server = self._pool.server
-        last_activity: dict[str, str] | None = None
-        num_arrivals = -1
-        while True:
-            if self.session.is_ended:
-                server.drain()
-                return True
-            monitor = server.monitor_of(self.session)
-            if not self.session.is_waiting:
-                self.session.wait(_PAUSE_S)
-            if monitor is not None and self._pool.sees_processes:
-                server.drain()
-                now = activity(monitor)
-                if now and now == last_activity:
-                    server.drain()
-                    if self.session.is_waiting or may_wait:
-                        return True
-                last_activity = now
-            elif monitor is not None or self.session.is_waiting:
-                before = num_arrivals
-                num_arrivals = self.session.num_arrivals
-                if num_arrivals == before and (self.session.is_waiting or may_wait):
-                    return True
-                time.sleep(SETTLE_S)
-            if time.monotonic() > deadline:
-                return False
 
     def close(self) -> None:
         """End the agent and every process that it started."""
@@ -124,6 +85,7 @@ class AgentPool(WorkerPool):
         Raises ConfigError if either cannot be used.
         """
         self._overrides = config.foreign_sampling == "override"
+        self._arrived = threading.Event()
         self.sees_processes = CAN_SEE_PROCESSES and config.listen is None
         self.server = AgentServer(config.listen)
         spec = {
@@ -169,7 +131,13 @@ class AgentPool(WorkerPool):
 
     def open(self, problem: Problem, seed: int, request: GenerationRequest) -> Agent:
         """Start an agent for a problem. Raises ConfigError for fields that are not JSON."""
-        session = Session("policy", request.temperature, request.top_p, overrides=self._overrides)
+        session = Session(
+            "policy",
+            request.temperature,
+            request.top_p,
+            overrides=self._overrides,
+            on_arrival=self._arrived.set,
+        )
         self.server.open(session)
         message = {
             "problem": problem_to_frame(problem),
@@ -184,10 +152,87 @@ class AgentPool(WorkerPool):
             task.abandon()
         return Agent(self, session)
 
+    def settle(self, waits: Mapping[Agent, bool], timeout_s: float) -> list[Agent]:
+        """Wait until agents have asked, or ended, and do nothing more until they are answered.
+
+        Args:
+            waits: The agents; True for one that may also wait for an answer that is still sampled.
+            timeout_s: The longest wait.
+
+        Returns those that have settled in this time.
+        """
+        began = time.monotonic()
+        deadline = began + timeout_s
+        settling = _Settling(self, waits)
+        while settling.look():
+            left_s = deadline - time.monotonic()
+            if left_s < 0:
+                break
+            settling.pause(left_s)
+        self.waited_s += time.monotonic() - began
+        return settling.settled
+
     def wait(self) -> None:
-        """Wait a moment for whatever agents do."""
-        time.sleep(_PAUSE_S)
+        """Wait until an agent asks or ends, or a moment."""
+        self._arrived.wait(_PAUSE_S)
+        self._arrived.clear()
 
     def close(self) -> None:
         super().close()
         self.server.close()
+
+
+class _Settling:
+    """Looks at agents until they have nothing left to do."""
+
+    def __init__(self, pool: AgentPool, waits: Mapping[Agent, bool]) -> None:
+        self._pool = pool
+        self._waits = dict(waits)
+        self._activities: dict[Agent, dict[str, bytes] | None] = {}
+        self._arrivals: dict[Agent, int] = {}
+        self.settled: list[Agent] = []
+
+    def look(self) -> Collection[Agent]:
+        """Look once, and return the agents that have not settled."""
+        # what was sent before the last look is in the sessions after it
+        self._pool.server.drain()
+        settled = [
+            agent for agent, may_wait in self._waits.items() if self._is_settled(agent, may_wait)
+        ]
+        for agent in settled:
+            del self._waits[agent]
+        self.settled += settled
+        return self._waits
+
+    def pause(self, left_s: float) -> None:
+        """Let the agents run until the next look."""
+        has_asked = any(
+            self._can_settle(agent, may_wait) for agent, may_wait in self._waits.items()
+        )
+        if not has_asked:
+            self._pool.wait()
+        elif self._pool.sees_processes:
+            time.sleep(min(left_s, _LOOK_S))
+        else:
+            time.sleep(min(left_s, SETTLE_S))
+
+    def _can_settle(self, agent: Agent, may_wait: bool) -> bool:
+        if agent.session.is_waiting:
+            return True
+        return may_wait and self._pool.server.monitor_of(agent.session) is not None
+
+    def _is_settled(self, agent: Agent, may_wait: bool) -> bool:
+        """Return True if nothing has run, or arrived, since the look before."""
+        session = agent.session
+        if session.is_ended:
+            return True
+        if not self._can_settle(agent, may_wait):
+            return False
+        monitor = self._pool.server.monitor_of(session)
+        if monitor is not None and self._pool.sees_processes:
+            last_activity = self._activities.get(agent)
+            self._activities[agent] = activity(monitor)
+            return bool(last_activity) and self._activities[agent] == last_activity
+        num_before = self._arrivals.get(agent)
+        self._arrivals[agent] = session.num_arrivals
+        return num_before == session.num_arrivals

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from dapo.core.errors import DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.environments.agents.calls import Call
-from dapo.environments.agents.messages import AgentRequest, to_json
-from dapo.environments.agents.session import AgentError
+from dapo.environments.agents.messages import AgentRequest, depth_of, to_json
+from dapo.environments.agents.session import MAX_DEPTH, AgentError
 from dapo.environments.calls import PYTHON_TAG, ToolCall
 from dapo.environments.rendering import TurnRenderer
 from dapo.types import Message, Problem
@@ -46,6 +46,7 @@ class AgentRenderer:
         self._config = config.model_copy(update={"instruction": "", "system": None})
         self._history = history
         self._by_tools: OrderedDict[str, TurnRenderer] = OrderedDict()
+        self._token_texts: dict[int, str] = {}
         self._texts = PromptEncoder(
             tokenizer,
             self._config.model_copy(update={"chat_template": "off", "chat_template_kwargs": {}}),
@@ -81,7 +82,7 @@ class AgentRenderer:
             return self._text_ids(renderer, request.prompt, parent)
         if parent is None:
             return self._chat_ids(renderer, request)
-        new = [_plain(message) for message in request.messages[len(parent.messages) :]]
+        new = [_plain(message) for message in request.messages[parent.num_messages :]]
         end_id = parent.token_ids[-1] if parent.token_ids else None
         try:
             return renderer.following(new, ended=parent.is_ended, end_id=end_id)
@@ -102,7 +103,11 @@ class AgentRenderer:
         text = renderer.text(token_ids)
         calls: list[ToolCall] = []
         if renderer.calls is not None and request.tool_choice != "none":
-            calls = [call for call in renderer.calls.read(text) if isinstance(call, ToolCall)]
+            calls = [
+                call
+                for call in renderer.calls.read(text)
+                if isinstance(call, ToolCall) and depth_of(call.arguments) <= MAX_DEPTH
+            ]
         if not calls:
             return text, {"role": "assistant", "content": text}
         tool_calls = [
@@ -119,7 +124,10 @@ class AgentRenderer:
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
-        return [self.plain.prompts.decode_prompt([token_id]) for token_id in token_ids]
+        for token_id in token_ids:
+            if token_id not in self._token_texts:
+                self._token_texts[token_id] = self.plain.prompts.decode_prompt([token_id])
+        return [self._token_texts[token_id] for token_id in token_ids]
 
     def cut(
         self, request: AgentRequest, token_ids: Sequence[int]

@@ -6,15 +6,19 @@ when the episode is due.
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo.environments.agents.messages import AgentRequest
+from dapo.environments.agents.messages import AgentRequest, depth_of
 
 MAX_WAITING = 1024
-"""The most requests of one agent that may wait for their answers."""
+"""The most requests of one agent that may wait until the engine takes them."""
+MAX_WAITING_CHARS = 2**26
+"""The most characters of these requests."""
+MAX_DEPTH = 64
+"""How deep the values of a request may be nested: templates and tables read them recursively."""
 
 
 class AgentError(Exception):
@@ -69,7 +73,15 @@ class Outcome:
 class Session:
     """The requests, the reward and the end of one agent, from any thread."""
 
-    def __init__(self, model: str, temperature: float, top_p: float, *, overrides: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        temperature: float,
+        top_p: float,
+        *,
+        overrides: bool,
+        on_arrival: Callable[[], None] = lambda: None,
+    ) -> None:
         """Open a session with a random key.
 
         Args:
@@ -77,7 +89,9 @@ class Session:
             temperature: The run's, at which every answer is sampled.
             top_p: The run's, likewise.
             overrides: Whether other values in a request are replaced and counted, not refused.
+            on_arrival: Called when a request or the end has arrived.
         """
+        self._on_arrival = on_arrival
         self.id = secrets.token_urlsafe(18)
         self.key = f"sk-dapo-{secrets.token_urlsafe(32)}"
         self.model = model
@@ -88,6 +102,7 @@ class Session:
         self._overrides = overrides
         self._lock = threading.Condition()
         self._arrived: list[Pending] = []
+        self._num_waiting_chars = 0
         self._num_arrivals = 0
         self._rewards: list[Any] = []
         self._outcome: Outcome | None = None
@@ -98,16 +113,24 @@ class Session:
     def submit(self, request: AgentRequest) -> Pending:
         """Queue a request. Raises AgentError if the session cannot answer it."""
         self._check_sampling(request)
+        if depth_of((request.messages, request.tools)) > MAX_DEPTH:
+            raise AgentError(400, f"the request is nested more than {MAX_DEPTH} deep")
+        # the engine's thread, for which training waits, does not write it again
+        length = len(request.text)
         pending = Pending(request)
         with self._lock:
             self._require_open()
-            if len(self._arrived) >= MAX_WAITING:
+            self._num_waiting_chars += length
+            is_full = self._num_waiting_chars > MAX_WAITING_CHARS and len(self._arrived) > 0
+            if is_full or len(self._arrived) >= MAX_WAITING:
+                self._num_waiting_chars -= length
                 raise AgentError(
-                    429, f"{MAX_WAITING} requests of this agent wait for their answers already"
+                    429, f"{len(self._arrived)} requests of this agent wait to be served already"
                 )
             self._arrived.append(pending)
             self._num_arrivals += 1
             self._lock.notify_all()
+        self._on_arrival()
         return pending
 
     def reward(self, value: Any) -> None:
@@ -122,6 +145,7 @@ class Session:
             if self._outcome is None:
                 self._outcome = outcome
             self._lock.notify_all()
+        self._on_arrival()
 
     def _require_open(self) -> None:
         if self._is_closed or self._outcome is not None:
@@ -175,6 +199,7 @@ class Session:
         with self._lock:
             arrived = self._arrived
             self._arrived = []
+            self._num_waiting_chars = 0
         return arrived
 
     def put_back(self, pending: Sequence[Pending]) -> None:

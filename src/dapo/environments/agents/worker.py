@@ -101,16 +101,22 @@ def _report(message: dict[str, Any], play: Callable[[Problem, str, str], Any]) -
     np.random.seed(seed % 2**32)
     os.environ["OPENAI_BASE_URL"] = message["url"]
     os.environ["OPENAI_API_KEY"] = message["key"]
-    result = try_call(lambda: play(problem, message["url"], message["key"]))
+    result: Any = try_call(lambda: play(problem, message["url"], message["key"]))
     if isinstance(result, Failure):
         return {"error": result.reason[:_MAX_REASON_CHARS]}
-    if hasattr(result, "item") and callable(result.item):  # a number of numpy or torch
-        result = result.item()
-    try:
-        json.dumps(result)
-    except (TypeError, ValueError):
+    is_json = try_call(lambda: json.dumps(_plain(result)))
+    if isinstance(is_json, Failure):
         return {"error": f"the agent returned {type(result).__name__}, expected a number"}
-    return {"result": result}
+    return {"result": _plain(result)}
+
+
+def _plain(result: Any) -> Any:
+    """Return a result with the numbers of numpy and torch as those of Python."""
+    if isinstance(result, Mapping):
+        return {str(name): _plain(value) for name, value in result.items()}
+    if isinstance(result, str | int | float) or result is None:
+        return result
+    return result.item() if hasattr(result, "item") else result
 
 
 def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
