@@ -112,3 +112,10 @@ class EnvironmentConfig(Section):
         only_with="plays_episodes",
         unit="polls",
     )
+
+    @property
+    def title(self) -> str | None:
+        """The name of what plays the episodes: an environment, an agent or its command."""
+        if self.command:
+            return f"agent:{shlex.join(self.command)}"
+        return self.name
