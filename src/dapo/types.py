@@ -159,7 +159,17 @@ class Episode:
 
     @property
     def num_turns(self) -> int:
+        """The number of the policy's turns: of an agent, its calls in all branches."""
+        if self.calls:
+            return len(self.calls)
         return sum(message["role"] == "assistant" for message in self.messages)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the environment, or the agent, failed; None: it did not."""
+        if self.error is None or self.error.startswith("the agent"):
+            return self.error
+        return f"{'agent' if self.counts else 'environment'}: {self.error}"
 
 
 class EpisodeText(str):
@@ -300,7 +310,9 @@ class Verdict:
     none.
     """
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """The unweighted score of each verifier that applied; empty with a single verifier."""
+    """The unweighted score of each of several verifiers that applied, and further numbers that an
+    agent returned.
+    """
     deciders: tuple[str, ...] = field(default=(), compare=False)
     """Of several verifiers, those that say right or wrong, and so decide `correct`."""
 

@@ -31,6 +31,10 @@ from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.loading import text_checksum
 from dapo.core.source_secrets import find_in_source
 
+_SIGNATURES = {
+    "reward": "reward(completions, answer, **columns): return [...]",
+    "agent": "solve(problem, *, base_url, api_key): return REWARD",
+}
 _PLAIN = (str, bytes, bool, int, type(None), type(Ellipsis))
 
 
@@ -103,7 +107,7 @@ class CodeWriter:
         if name == "<lambda>":
             raise RewardError(
                 f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a"
-                " function: def reward(completions, answer, **columns): return [...]"
+                f" function: def {_SIGNATURES.get(self._kind, _SIGNATURES['reward'])}"
             )
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"

@@ -19,6 +19,7 @@ from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
 from dapo.core.errors import (
+    AgentFailed,
     CheckpointError,
     ConfigError,
     DapoError,
@@ -509,6 +510,8 @@ def translate_errors(run: Run) -> Iterator[None]:
         if isinstance(error, EnvironmentFailed):
             corrected = "environment=CLASS"
             kind = "class"
+        if isinstance(error, AgentFailed):
+            corrected = "agent=FUNCTION"
         call = f"dapo.resume({str(run.path)!r}, {corrected})"
         error.args = (f"{error}; with a corrected {kind}: {call}",)
         _add_run(error, run)

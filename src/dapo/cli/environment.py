@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Column, Table
 
 from dapo.cli.formatting import right, say, titled_table
+from dapo.cli.tested_kind import agent_error
 from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
 from dapo.core.errors import ConfigError, DataError
@@ -58,6 +59,8 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         config = load_run_config(RunDirectory.open(name), [*added, *overrides])
         if not config.plays_episodes:
             raise ConfigError(f"{name} plays no episodes: it has no environment and no tools")
+        if config.runs_agent:
+            raise agent_error(name)
     else:
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}

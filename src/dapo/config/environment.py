@@ -1,5 +1,6 @@
 """Options of episodes: `environment`."""
 
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -14,6 +15,13 @@ from dapo.config.section import (
     one_or_several,
     option,
 )
+
+
+def _words(value: object) -> object:
+    """Accept a command as a shell's line, and null for none."""
+    if value is None:
+        return []
+    return shlex.split(value) if isinstance(value, str) else value
 
 
 class EnvironmentConfig(Section):
@@ -33,10 +41,11 @@ class EnvironmentConfig(Section):
         " environment.",
         also=[{"type": "string"}, {"type": "null"}],
     )
-    command: tuple[str, ...] = option(
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = option(
         (),
         "The command of an agent in any language: it gets the problem as JSON on its standard input,"
         " the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, and writes the reward as its last line.",
+        also=[{"type": "string"}, {"type": "null"}],
     )
     foreign_sampling: Literal["refuse", "override"] = option(
         "refuse",
@@ -103,3 +112,10 @@ class EnvironmentConfig(Section):
         only_with="plays_episodes",
         unit="polls",
     )
+
+    @property
+    def title(self) -> str | None:
+        """The name of what plays the episodes: an environment, an agent or its command."""
+        if self.command:
+            return f"agent:{shlex.join(self.command)}"
+        return self.name

@@ -73,6 +73,10 @@ class EnvironmentFailed(VerifierFailed):
     """Too many episodes have no verdict, because their environment fails."""
 
 
+class AgentFailed(VerifierFailed):
+    """Too many episodes have no verdict, because their agent fails."""
+
+
 class ShortfallError(DapoError):
     """Dynamic sampling reached its bound without enough informative groups; causes are counted."""
 

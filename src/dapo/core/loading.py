@@ -135,8 +135,10 @@ def own_name(path: str) -> str:
 
     >>> own_name("reward_0123abcd:exact"), own_name("my_rewards:exact")
     ('exact', 'my_rewards:exact')
+    >>> own_name("agent:agent_0123abcd:solve")
+    'solve'
     """
-    module, _, attribute = path.partition(":")
+    module, _, attribute = path.removeprefix("agent:").partition(":")
     return attribute if attribute and _WRITTEN_NAME.fullmatch(module) else path
 
 

@@ -238,7 +238,10 @@ def _verdict_of(values: Any) -> Verdict | None:
             int() | float() as score,
             str() | None as error,
             str() | None as answer,
+            dict() as components,
         ]:
-            if math.isfinite(score):
-                return Verdict(correct, score, error and mask_text(error), answer)
+            numbers = [score, *components.values()]
+            if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+                reason = error and mask_text(error)
+                return Verdict(correct, score, reason, answer, components)
     raise WorkerLost("the worker process did not answer with a verdict")

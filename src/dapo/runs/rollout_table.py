@@ -538,6 +538,7 @@ def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     record["verdict"] = verdict_name(record.pop("correct"), record["error"])
     record["tokens"] = record.pop("response_tokens")
     record["turns"] = None if episode is None else episode.num_turns
+    record["branches"] = None if episode is None else episode.counts.get("branches")
     return record
 
 

@@ -76,7 +76,7 @@ def build(
     stop_ids = inputs.loaded.stop_ids
     judge = inputs.code.judge
     assert judge is not None, "a run needs verifiers"
-    test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
+    test = reward_test_command(config.reward, config.data, config.environment.title, directory.path)
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
@@ -163,7 +163,7 @@ def dynamic_sampler(
         max_error_rate=MAX_ERROR_RATE,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,
         reward_test=reward_test
-        or reward_test_command(config.reward, config.data, config.environment.name),
+        or reward_test_command(config.reward, config.data, config.environment.title),
     )
 
 

@@ -234,7 +234,7 @@ class Run:
         outputs = (
             ("verifier", self.verifier_output),
             ("verifier", audit),
-            ("environment", environment),
+            ("agent" if self.config.runs_agent else "environment", environment),
         )
         for name, output in outputs:
             is_first = not path.exists()

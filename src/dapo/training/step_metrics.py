@@ -88,7 +88,7 @@ def rollouts_in_background(
         try:
             config = run.config
             test = reward_test_command(
-                config.reward, config.data, config.environment.name, run.directory.path
+                config.reward, config.data, config.environment.title, run.directory.path
             )
             require_groups(
                 batch,

@@ -191,7 +191,7 @@ def _step(config: Config) -> Iterator[str]:
     )
     if config.plays_episodes:
         environment = config.environment
-        label = ", ".join(filter(None, [environment.name, *environment.tools]))
+        label = ", ".join(filter(None, [environment.title, *environment.tools]))
         yield (
             f"  episodes    {label}: at most {environment.max_turns} turns; up to"
             f" {config.max_observed_tokens:,} observed tokens, which never train"

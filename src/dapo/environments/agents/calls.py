@@ -15,6 +15,7 @@ from typing import Any
 from dapo.core.rng import keyed_seed
 from dapo.engines.continuation import Versions, extended
 from dapo.engines.engine import float_array
+from dapo.environments.agents.branches import branch_reason
 from dapo.environments.agents.messages import AgentRequest, same_text, to_json
 from dapo.types import Finish, Generation, Message
 
@@ -63,6 +64,8 @@ class Call:
     """Which of the episode's answers it was to the agent; more than one: a client asked again."""
     num_children: int = 0
     num_retries: int = 0
+    branch_reason: str = ""
+    """Why it begins a branch; empty for the next turn of a conversation."""
 
     @property
     def is_read(self) -> bool:
@@ -169,6 +172,7 @@ class Call:
             "is_read": self.is_read,
             "deliveries": list(self.deliveries),
             "retries": self.num_retries,
+            "branch_reason": self.branch_reason,
         }
 
 
@@ -269,6 +273,7 @@ class CallTree:
             options=request.without_messages(),
             digest=_chat_digest(request, parent, new_messages),
             exchange=exchange,
+            branch_reason=branch_reason(self.calls, request, parent, exchange),
         )
         if parent is not None:
             parent.num_children += 1
@@ -390,6 +395,7 @@ def calls_of(
             message=record["answer"],
             deliveries=tuple(record["deliveries"]),
             num_retries=record["retries"],
+            branch_reason=record["branch_reason"],
         )
         if parent is not None:
             parent.num_children += 1

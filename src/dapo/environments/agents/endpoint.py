@@ -24,6 +24,8 @@ MAX_BODY_BYTES = 16 * 2**20
 _RETRY_AFTER_S = 1
 _NO_KEYS = ("", "-", "dummy", "empty", "fake", "local", "none", "not-needed", "placeholder", "x")
 """Keys that clients send to servers that need none: the address alone names the session then."""
+_CLIENT_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading a client's values may raise."""
 
 
 class Asked(Protocol):
@@ -172,7 +174,7 @@ def _guarded(
             return response
         except AgentError as error:
             failure = error
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except _CLIENT_ERRORS as error:
             failure = AgentError(400, str(error) or type(error).__name__)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -185,9 +187,19 @@ def _guarded(
 async def _respond(
     request: "Request", find: Callable[[str, str | None], Asked], dialect: Dialect
 ) -> "Response":
+    asked = find(_key_of(request), request.path_params.get("session"))
+    try:
+        return await _answered(request, asked, dialect)
+    except (AgentError, *_CLIENT_ERRORS) as error:
+        if isinstance(asked, Session):
+            asked.refuse(str(error) or type(error).__name__)
+        raise
+
+
+async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Response":
+    """Return the answer to a request. Raises AgentError, or an error of _CLIENT_ERRORS."""
     from starlette.responses import JSONResponse, Response, StreamingResponse
 
-    asked = find(_key_of(request), request.path_params.get("session"))
     body = await _body_of(request)
     agent_request = replace(
         dialect.read(body),

@@ -71,7 +71,8 @@ class _Running:
     error: str | None = None
     result: Any = None
     tokens_behind_stop: int = 0
-    num_refused: int = 0
+    num_unanswered: int = 0
+    """The calls that got an empty answer: no tokens or turns were left."""
     num_calls: int = 0
     """How often it was continued: a suspended state of an earlier time does not close it."""
 
@@ -417,8 +418,8 @@ class AgentEngine(EngineLayer):
             call.message = {"role": "assistant", "content": ""}
             running.is_cut = True
             running.finish = "length" if room < 1 else "stop"
-            running.num_refused += 1
-            if running.num_refused > _NO_ANSWERS:
+            running.num_unanswered += 1
+            if running.num_unanswered > _NO_ANSWERS:
                 running.error = (
                     f"the agent asked {_NO_ANSWERS} times for answers, and nothing is left of"
                     " rollout.max_response_tokens or environment.max_turns"
@@ -598,7 +599,7 @@ class AgentEngine(EngineLayer):
             is_cut=state.episode.is_cut,
             finish=state.finish,
             tokens_behind_stop=counts.get("tokens_behind_stop", 0),
-            num_refused=counts.get("refused", 0),
+            num_unanswered=counts.get("unanswered", 0),
             thinking_since=time.monotonic(),
         )
         for call in tree.calls:
@@ -758,7 +759,8 @@ def _counts(running: _Running, trained: set[int] | None) -> dict[str, int]:
         "calls": len(calls),
         "branches": max(0, running.tree.num_conversations - 1),
         "retries": sum(call.num_retries for call in calls),
-        "refused": running.num_refused,
+        "unanswered": running.num_unanswered,
+        "refused": running.agent.session.num_refused,
         "overridden": running.agent.session.num_overridden,
         "tokens_behind_stop": running.tokens_behind_stop,
     }

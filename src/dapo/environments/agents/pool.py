@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.environment import needed_environment
@@ -101,7 +102,10 @@ class AgentPool(WorkerPool):
         program = WorkerProgram(
             module="dapo.environments.agents.worker",
             init_message=init_message,
-            environment=needed_environment({str(config.name): config.options}),
+            environment=needed_environment(
+                {str(config.name).removeprefix("agent:"): config.options},
+                files=[word for word in config.command if Path(word).is_file()],
+            ),
             kind="agent",
             error=ConfigError,
         )
@@ -112,7 +116,9 @@ class AgentPool(WorkerPool):
             )
         except ConfigError as error:
             self.server.close()
-            raise ConfigError(f"environment.name={config.name}: {error}") from None
+            is_anonymous = str(error).startswith("the worker process")
+            where = f"environment.name={config.name}: " if is_anonymous else ""
+            raise ConfigError(f"{where}{error}") from None
         self._num_opened = 0
         self.waited_s = 0.0
         """The seconds that the engine has waited for agents."""

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from dapo.core.text import shorten
 from dapo.environments.agents.messages import AgentRequest, depth_of
 
 MAX_WAITING = 1024
@@ -19,6 +20,7 @@ MAX_WAITING_CHARS = 2**26
 """The most characters of these requests."""
 MAX_DEPTH = 64
 """How deep the values of a request may be nested: templates and tables read them recursively."""
+_MAX_REFUSAL_CHARS = 300
 
 
 class AgentError(Exception):
@@ -97,6 +99,9 @@ class Session:
         self.model = model
         self.num_overridden = 0
         """The requests whose temperature, top_p or the like was replaced."""
+        self.num_refused = 0
+        """The requests that were answered with an error."""
+        self._last_refusal = ""
         self._temperature = temperature
         self._top_p = top_p
         self._overrides = overrides
@@ -140,6 +145,14 @@ class Session:
             is_known = idempotency_key in self._idempotency_keys
             self._idempotency_keys.add(idempotency_key)
         return is_known
+
+    def refuse(self, reason: str) -> None:
+        """Count a request that is answered with an error, while the agent runs."""
+        with self._lock:
+            if self._is_closed or self._outcome is not None:
+                return
+            self.num_refused += 1
+            self._last_refusal = shorten(reason, _MAX_REFUSAL_CHARS)
 
     def reward(self, value: Any) -> None:
         """Take the reward that an agent elsewhere sends. Raises AgentError after the end."""
@@ -222,8 +235,10 @@ class Session:
         """The agent's end, with its reward; None while it runs."""
         with self._lock:
             outcome = self._outcome
-            if outcome is None or outcome.error is not None:
-                return outcome
+            if outcome is None:
+                return None
+            if outcome.error is not None:
+                return Outcome(error=_with_refusal(outcome.error, self._last_refusal))
             if outcome.is_given and outcome.result is not None:
                 return outcome
             if self._rewards:
@@ -258,6 +273,13 @@ def fail(pending: Pending, error: AgentError) -> None:
     """Answer a request with an error, unless its client has gone."""
     if pending.answers.set_running_or_notify_cancel():
         pending.answers.set_exception(error)
+
+
+def _with_refusal(error: str, refusal: str) -> str:
+    """Return an agent's error with why its last request was refused, if it does not say so."""
+    if not refusal or refusal in error:
+        return error
+    return f"{error}; the endpoint had refused a request: {refusal}"
 
 
 def _joined(rewards: Sequence[Any]) -> Any:

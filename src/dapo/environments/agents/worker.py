@@ -174,16 +174,16 @@ def _command(command: list[str]) -> Callable[[Problem, str, str], Any]:
             command, input=row, stdout=subprocess.PIPE, text=True, check=False, env=os.environ
         )
         if done.returncode:
-            raise RuntimeError(f"the command ended with exit code {done.returncode}")
+            return Failure(f"the command ended with exit code {done.returncode}")
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         if not lines:
             return None
         try:
             return json.loads(lines[-1])
         except ValueError:
-            raise RuntimeError(
+            return Failure(
                 f"the last line of the command is {lines[-1][:80]!r}, expected the reward"
-            ) from None
+            )
 
     return play
 
