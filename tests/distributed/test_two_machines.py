@@ -41,7 +41,8 @@ def has_namespaces() -> bool:
     """Whether this user may make a machine of a network, a host name and a hosts file."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
-    command = "unshare --net --mount --uts ip link add cable0 type veth peer name cable1".split()
+    cable = ["ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1"]
+    command = ["unshare", "--net", "--mount", "--uts", *cable]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
