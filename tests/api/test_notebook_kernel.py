@@ -42,14 +42,14 @@ WRONG = {
     'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': (
         "unknown option stepz; did you mean steps"
     ),
-    'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
+    'dapo.train("tiny-random", rows)': "dapo.train: data by position, where a name is expected; the same call here:",
     'dapo.train("tiny-random", data=rows, reward=5, **small)': "reward: expected a verifier's name",
     'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': (
         "on_step: expected a function or a list of functions, got 5"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, config="nope")': "no config file nope",
     'dapo.train("tiny-random", data=rows, reward=digits, config=3)': (
-        "dapo.train: config: expected str"
+        "config: expected a YAML file, the name of a shipped configuration or a mapping, got 3"
     ),
     'dapo.train("tiny-random", data=[1], reward=digits, **small)': (
         "data, row 1: expected a mapping"
@@ -75,16 +75,16 @@ WRONG = {
         "with a corrected function: dapo.resume('failed', reward=FUNCTION)"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, loss=bad_loss, steps=2, run_dir="failed 2", **small)': (
-        "bad_loss raised ValueError: no loss"
+        ':bad_loss" raised ValueError: no loss'
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, steps=4, run_dir="stopped", on_step=press, **small)': (
         "TrainingInterrupted: stopped by the stop button, step 1 of 4 is saved; continue with: run ="
     ),
     "dapo.load()": "WrongCall: dapo.load: missing a required argument: 'path'",
-    "dapo.load(None)": "WrongCall: dapo.load: path: expected str | pathlib.Path, got None",
-    'dapo.load("nope")': "no run directory nope; expected one that dapo.train made",
+    "dapo.load(None)": "WrongCall: dapo.load: path: expected str | os.PathLike[str], got None",
+    'dapo.load("nope")': "no run directory nope; expected one that `dapo.train` made",
     'dapo.resume("nope", reward=digits)': (
-        "no run directory nope; expected one that dapo.train made"
+        "no run directory nope; expected one that `dapo.train` made"
     ),
     'dapo.resume("stopped", nope=1)': "unknown option nope",
     "run.evaluate()": "run.evaluate needs data=SOURCE: the run was trained without data.eval",
@@ -97,7 +97,7 @@ WRONG = {
     'run.chat("")': 'a message is missing, as in run.chat("17 + 25?")',
     "run.ask('1 + 1 =')": """a run has no attribute 'ask'; run.chat("TEXT") talks to the model""",
     'run.compare("run", 5)': "data: expected",
-    "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",
+    "run.compare(rows * 9)": "other: expected a name, a directory or a run, got [{",
     "run.evaluation(99)": "run has no evaluation after step 99",
     "run.read_rollouts(steps=[77])": "run has no rollouts of step 77",
     'run.export("x", step=99)': "run has no checkpoint of step 99",

@@ -523,8 +523,9 @@ class TestRollouts:
         assert read_table(tmp_path / "t").num_rows == 0
 
     def test_short_columns_of_a_problem_are_kept_long_ones_and_those_shown_elsewhere_are_not(self):
-        fields = {"kind": "sum", "level": 3, "tests": "x" * 201, "solution": "4", "extra": {"a": 1}}
-        assert short_fields(fields, known=["4"]) == '{"kind": "sum", "level": 3}'
+        short = {"kind": "sum", "level": 3, "extra": {"a": 1}, "note": "x" * 998}
+        fields = {**short, "tests": "x" * 999, "solution": "4"}
+        assert short_fields(fields, known=["4"]) == json.dumps(short)
         assert short_fields({"solution": "4"}, known=["4"]) is None
 
     def episode(self, **changes):

@@ -5,9 +5,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dapo.api.notebook import display_class
+from dapo.api.plain_values import described
 from dapo.api.python_words import in_python
 from dapo.api.result_types import EvaluationResult
 from dapo.api.run import Run
@@ -28,6 +29,7 @@ OnEnd: TypeAlias = Callable[[Run], object]
 HOW_TO_STOP = "end the run with `return dapo.STOP` or `raise dapo.Stop('why')`"
 
 
+@runtime_checkable
 class StepSink(Protocol):
     """A destination of metrics besides the run directory.
 
@@ -46,7 +48,9 @@ def split_sinks(sinks: Sinks) -> tuple[list[str], list[StepSink]]:
 
     Raises ConfigError for a sink that is neither.
     """
-    several = [sinks] if isinstance(sinks, str) or hasattr(sinks, "write") else sinks
+    several = [sinks]
+    if isinstance(sinks, Sequence) and not isinstance(sinks, str):
+        several = list(sinks)
     names: list[str] = []
     objects: list[StepSink] = []
     for sink in several:
@@ -57,7 +61,7 @@ def split_sinks(sinks: Sinks) -> tuple[list[str], list[StepSink]]:
         else:
             raise ConfigError(
                 f"sinks: expected names of trackers or objects with write(step, metrics), got"
-                f" {quoted(sink)}"
+                f" {described(sink)}"
             )
     return names, objects
 

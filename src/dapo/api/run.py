@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, stored_data
 from dapo.api.keywords import as_overrides, read_keywords
-from dapo.api.plain_values import model_name
+from dapo.api.plain_values import described, model_name
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
@@ -378,7 +378,11 @@ class Run:
         """
         from dapo.start.evaluate import compare_models
 
-        second = str(model_name(other, "other"))
+        second = model_name(other, "other")
+        if not isinstance(second, str):
+            raise ConfigError(
+                f"other: expected a name, a directory or a run, got {described(other)}"
+            )
         with self._evaluation_request(data, reward, samples_per_problem, options) as request:
             return Comparison.of(compare_models(second, str(self.path), request))
 
