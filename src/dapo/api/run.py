@@ -15,7 +15,7 @@ from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, sto
 from dapo.api.keywords import as_overrides, read_keywords
 from dapo.api.plain_values import model_name
 from dapo.api.python_errors import CallInterrupted, python_interface
-from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
+from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of, with_score
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
 from dapo.core.errors import (
@@ -131,7 +131,10 @@ class Run:
     @property
     def metrics(self) -> "pd.DataFrame":
         """The metrics by step, see `dapo show docs metrics`; row 0: evaluation before training."""
-        return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
+        from dapo.api.shown_frames import metrics_view, shown_frame
+
+        records = metrics_by_step(self._directory.metrics).values()
+        return shown_frame(table_of(records, "step").set_index("step"), metrics_view)
 
     @property
     def rollouts(self) -> "pd.DataFrame":
@@ -139,10 +142,12 @@ class Run:
 
         `column.NAME` is a column of the data, `component.NAME` the score of one of several rewards.
         """
+        from dapo.api.shown_frames import rollouts_view, shown_frame
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
-        return expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
+        frame = expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
+        return shown_frame(frame, rollouts_view)
 
     def read_rollouts(
         self,
@@ -181,14 +186,15 @@ class Run:
     @property
     def problems(self) -> "pd.DataFrame":
         """The sampled problems with visits and correct responses, as of the newest checkpoint."""
+        from dapo.api.shown_frames import ProblemsView, shown_frame
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
-        if not path.exists():
-            return table_of([])
-        with stored_table(path) as table:
-            frame: pd.DataFrame = table.read(table.names).to_pandas()
-            return frame
+        frame = table_of([])
+        if path.exists():
+            with stored_table(path) as table:
+                frame = table.read(table.names).to_pandas()
+        return shown_frame(frame, ProblemsView(self.path))
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -197,13 +203,18 @@ class Run:
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy or mean score, its interval, and more."""
-        paths = self._directory.evaluations().values()
-        rows = [
-            {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
-            for path in paths
-        ]
-        return table_of(rows, "step", "accuracy").set_index("step")
+        """The evaluations during training by step: accuracy, its interval, and more.
+
+        The column `score` has the mean score of a verifier that does not decide right or wrong.
+        """
+        from dapo.api.shown_frames import evaluations_view, shown_frame
+
+        rows = []
+        for path in self._directory.evaluations().values():
+            summary = with_score(read_json(path))
+            rows.append({k: v for k, v in summary.items() if not isinstance(v, dict | list)})
+        frame = table_of(rows, "step", "accuracy").set_index("step")
+        return shown_frame(frame, evaluations_view)
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
         """Return an evaluation during training, by default the last, with every response.
@@ -244,12 +255,18 @@ class Run:
         return Path(write_report(self.path, None if path is None else Path(path))["output"])
 
     def doctor(self) -> "pd.DataFrame":
-        """Return the findings of `dapo doctor`, the most severe first; empty if none."""
+        """Return the findings of `dapo doctor`, the most severe first; empty if none.
+
+        The table, a row for each finding, shows itself as the verdict and a card for each.
+        """
         from dapo.analysis.doctor import diagnose
+        from dapo.api.shown_frames import FindingsView, shown_frame
 
         with damage_of(self.path):
-            rows = diagnose(self.path).to_json()["findings"]
-        return table_of(rows, "name", "severity", "cause", "change", "advice")
+            diagnosis = diagnose(self.path)
+        rows = diagnosis.to_json()["findings"]
+        frame = table_of(rows, "name", "severity", "cause", "change", "advice")
+        return shown_frame(frame, FindingsView(diagnosis))
 
     def generate(
         self,
