@@ -1,8 +1,11 @@
 """Results of a run in Python: a figure, an evaluation, a comparison of two models."""
 
+import base64
 import io
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.shown_tables import ShownTable, ends_of
@@ -12,6 +15,9 @@ from dapo.core.text import with_interval
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as MatplotlibFigure
+
+PAGE_HEIGHT = 720
+"""Height of the page in a cell, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,38 @@ class Curves:
     def __repr__(self) -> str:
         names = [axes.get_title(loc="left") for axes in self.figure.axes]
         return f"<Curves: {', '.join(filter(None, names))}; .figure is matplotlib's>"
+
+
+class PageAddress(str):
+    """The address of the page of a run, which a notebook displays as the page itself.
+
+    The page in the cell is a snapshot in one file: the server answers no other site's frames, and its
+    address is that of the kernel's machine, which a browser may not reach.
+    """
+
+    path: Path
+    """The run directory."""
+
+    def __new__(cls, address: str, path: Path) -> "PageAddress":
+        page = super().__new__(cls, address)
+        page.path = path
+        return page
+
+    def __getnewargs__(self) -> tuple[str, Path]:
+        return str(self), self.path
+
+    def _repr_html_(self) -> str:
+        from dapo.analysis.view.report import report_html
+
+        link = f"<a href='{escape(self)}' target='_blank'>{escape(self)}</a>"
+        note = "the run as it is now; on the machine of this kernel, and up to date:"
+        page = base64.b64encode(report_html(self.path).encode()).decode()
+        # not srcdoc, whose links lead to the notebook's own address
+        frame = (
+            f'<iframe src="data:text/html;charset=utf-8;base64,{page}" sandbox="allow-scripts" style="width:100%;height:'
+            f'{PAGE_HEIGHT}px;border:1px solid #cbd5e1" title="dapo view"></iframe>'
+        )
+        return f"<p><small>{note} {link}</small></p>{frame}"
 
 
 @dataclass(frozen=True)

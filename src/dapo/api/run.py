@@ -15,7 +15,14 @@ from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, sto
 from dapo.api.keywords import as_overrides, read_keywords
 from dapo.api.plain_values import model_name
 from dapo.api.python_errors import CallInterrupted, python_interface
-from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of, with_score
+from dapo.api.result_types import (
+    Comparison,
+    Curves,
+    EvaluationResult,
+    PageAddress,
+    table_of,
+    with_score,
+)
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
 from dapo.core.errors import (
@@ -241,12 +248,16 @@ class Run:
         figure = curves_figure(self._directory.metrics, title=title_of(self.config), marks=marks)
         return Curves(figure)
 
-    def view(self) -> str:
-        """Serve the page of `dapo view` until this process ends, and return its address."""
+    def view(self) -> PageAddress:
+        """Serve the page of `dapo view` until this process ends, and return its address.
+
+        In a notebook the address shows the page as it is now, inside of the cell; the address itself
+        opens on the machine of the kernel only.
+        """
         from dapo.analysis.view.queries import Runs
         from dapo.analysis.view.server import serve_in_background
 
-        return serve_in_background(Runs([self.path]))
+        return PageAddress(serve_in_background(Runs([self.path])), self.path)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the page as an HTML file, by default in the current folder; return its path."""
