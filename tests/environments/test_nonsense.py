@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.cli.environment import is_suspicious, play_nonsense
 from dapo.config import Config, build_config
 from dapo.core.errors import ConfigError, DataError
 from dapo.environments.nonsense import KINDS

@@ -61,9 +61,11 @@ class PageAddress(str):
         note = "the run as it is now; on the machine of this kernel, and up to date:"
         page = base64.b64encode(report_html(self.path).encode()).decode()
         # not srcdoc, whose links lead to the notebook's own address
+        source = f"data:text/html;charset=utf-8;base64,{page}"
+        style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #cbd5e1"
         frame = (
-            f'<iframe src="data:text/html;charset=utf-8;base64,{page}" sandbox="allow-scripts" style="width:100%;height:'
-            f'{PAGE_HEIGHT}px;border:1px solid #cbd5e1" title="dapo view"></iframe>'
+            f'<iframe src="{source}" sandbox="allow-scripts" style="{style}" title="dapo view">'
+            "</iframe>"
         )
         return f"<p><small>{note} {link}</small></p>{frame}"
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, stored_data
 from dapo.api.keywords import as_overrides, read_keywords
 from dapo.api.plain_values import model_name
+from dapo.api.play import Episodes, PlayedEpisode
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import (
     Comparison,
@@ -312,6 +314,30 @@ class Run:
         if self._live is not None:
             return answers_of(live_sampler(self._live, options), prompt)
         return answers_of(self._open_model().sampler(options), prompt)
+
+    def play(self, n: int = 1, *, seed: int = 0, temperature: float | None = None) -> Episodes:
+        """Play `n` episodes of the newest checkpoint in the run's environment, and show them.
+
+        Their problems are the first held-out ones, or those of training. `temperature` is
+        `eval.temperature` by default; equal seeds give equal episodes. Raises ConfigError for a run
+        without an environment, CheckpointError without a checkpoint.
+        """
+        from dapo.start.play import play_run
+
+        self._require_idle("play")
+        if n < 1:
+            raise ConfigError(f"n: expected a number of episodes, at least 1, got {n}")
+        played = play_run(self.path, n, seed=seed, temperature=temperature)
+        shown = [
+            PlayedEpisode.of(f"problem {each.problem.id}", each.problem.prompt, each.episode)
+            for each in played
+        ]
+        noun = "episode" if len(shown) == 1 else "episodes"
+        mean = fsum(each.reward for each in shown) / len(shown)
+        headline = f"{len(shown)} {noun} of {self.path}, mean reward {mean:.3g}"
+        if all(each.correct is not None for each in shown):
+            headline += f", {sum(each.correct is True for each in shown)} correct"
+        return Episodes(headline, tuple(shown))
 
     @property
     def chat(self) -> Chat:
