@@ -132,7 +132,10 @@ def _text_table(rows: Sequence[Mapping[str, str]]) -> str:
         table.add_row(*row.values())
     stream = StringIO()
     width = shutil.get_terminal_size().columns
-    SafeConsole(file=stream, width=width, color_system=None).print(table)
+    console = SafeConsole(
+        file=stream, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    console.print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
