@@ -39,6 +39,7 @@ from dapo.core.errors import (
 from dapo.core.files import damage_of, read_json
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import printable, warn
+from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure, marks_of
@@ -432,7 +433,9 @@ class Run:
         """
         from dapo.start.evaluate import compare_models
 
-        second = str(model_name(other, "other"))
+        second = model_name(other, "other")
+        if not isinstance(second, str):
+            raise ConfigError(f"other: expected a run, its path or a model, got {quoted(second)}")
         with self._evaluation_request(data, reward, samples_per_problem, options) as request:
             return Comparison.of(compare_models(second, str(self.path), request))
 
