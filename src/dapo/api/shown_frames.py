@@ -30,6 +30,9 @@ class ShownFrame(pd.DataFrame):
 
     _metadata: ClassVar[list[str]] = ["view", "viewed_columns"]
 
+    view: Callable[[pd.DataFrame], Shown] | None
+    viewed_columns: list[str]
+
     @property
     def _constructor(self) -> type["ShownFrame"]:
         return ShownFrame
@@ -44,9 +47,10 @@ class ShownFrame(pd.DataFrame):
         return html
 
     def _shown(self) -> Shown | None:
-        view = getattr(self, "view", None)
-        is_whole = view is not None and list(self.columns) == self.viewed_columns
-        return view(pd.DataFrame(self)) if is_whole else None
+        view: Callable[[pd.DataFrame], Shown] | None = getattr(self, "view", None)
+        if view is None or list(self.columns) != self.viewed_columns:
+            return None
+        return view(pd.DataFrame(self))
 
 
 def shown_frame(frame: pd.DataFrame, view: Callable[[pd.DataFrame], Shown]) -> ShownFrame:
@@ -154,7 +158,7 @@ class ProblemsView:
         questions = self._questions(set(shown["problem"]))
         rows = []
         for index, row in shown.iterrows():
-            value = mean[index]
+            value = mean.loc[[index]].iloc[0]
             cells = {
                 "": index,
                 "question": questions.get(row["problem"]),

@@ -176,7 +176,7 @@ class NonsensePlayer:
         """
 
         def turn(request: GenerationRequest) -> str | None:
-            return say(str(self._tokenizer.decode(request.prompt_ids)))
+            return say(str(self._tokenizer.decode([*request.prompt_ids])))
 
         episode = self._episode(problem, 0, turn, math.inf)
         assert episode is not None
