@@ -328,7 +328,9 @@ def _test_environment(
     name: str, overrides: list[str] | None, data: str | None, verbose: bool, as_json: bool
 ) -> bool:
     """Print the episodes of an environment, and return True if they are suspicious."""
-    from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
+    from dapo.cli.environment import print_plays
+    from dapo.environments.nonsense import is_suspicious
+    from dapo.start.play import play_nonsense
 
     with stdout_to_stderr(as_json):
         plays = play_nonsense(name, data=data, overrides=overrides or [])
