@@ -11,8 +11,10 @@ from dapo.core.model_files import require_new_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
+from dapo.start.card.card import model_card
+from dapo.start.card.facts import CARD_FILE, base_of, read_card
+from dapo.start.card.use import evaluation_words
 from dapo.start.hub import find_repository, push_folder
-from dapo.start.model_card import CARD_FILE, base_of, evaluation_words, model_card, read_card
 
 
 def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
@@ -112,5 +114,5 @@ def export_model_of(
     if repository is not None:
         message = f"Step {card.step} of a run of dapo {dapo.__version__}"
         address = push_folder(out_dir, repository, message=message)
-    evaluation = evaluation_words(card, model=str(out_dir), data=card.config.data.eval)
+    evaluation = evaluation_words(card, model=str(out_dir))
     return Exported(config, card.step, address, adapter, evaluation)

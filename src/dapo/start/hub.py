@@ -1,6 +1,7 @@
 """Publishes an exported model on the Hugging Face hub, by the hub's own client and login."""
 
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,8 +87,28 @@ def push_folder(folder: Path, repository: Repository, *, message: str) -> str:
         # None: as the owner's settings say, which is public for most
         private = True if repository.is_private else None
         url = api.create_repo(repository.id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repository.id, folder_path=folder, commit_message=message)
+        with _bars_on_terminals():
+            api.upload_folder(repo_id=repository.id, folder_path=folder, commit_message=message)
     return str(url)
+
+
+@contextmanager
+def _bars_on_terminals() -> Iterator[None]:
+    """Keep the client's progress bars out of files."""
+    from huggingface_hub.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    hides = not sys.stderr.isatty() and not are_progress_bars_disabled()
+    if hides:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hides:
+            enable_progress_bars()
 
 
 @contextmanager
