@@ -38,8 +38,7 @@ from dapo.core.errors import (
 )
 from dapo.core.files import damage_of, read_json
 from dapo.core.loading import add_code_folder
-from dapo.core.terminal import printable, warn
-from dapo.core.text import quoted
+from dapo.core.terminal import print_text, printable, warn
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure, marks_of
@@ -67,6 +66,7 @@ SHOWN_METRICS = (
 )
 _CHAT = 'run.chat("TEXT") talks to the model'
 _GENERATE = 'run.generate("PROMPT") samples answers'
+_PUSH = 'run.export("DIR", push="OWNER/NAME") uploads the model to the Hugging Face hub'
 OTHER_NAMES = {
     "ask": _CHAT,
     "talk": _CHAT,
@@ -75,6 +75,10 @@ OTHER_NAMES = {
     "infer": _GENERATE,
     "complete": _GENERATE,
     "answer": _GENERATE,
+    "push_to_hub": _PUSH,
+    "push": _PUSH,
+    "upload": _PUSH,
+    "save_pretrained": 'run.export("DIR") writes the model',
 }
 """What there is instead of methods that one might try."""
 
@@ -471,17 +475,38 @@ class Run:
                     on_second_interrupt=signal.default_int_handler,
                 )
 
-    def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        step: int | None = None,
+        adapter: bool = False,
+        push: str | None = None,
+        private: bool = False,
+    ) -> Path:
         """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.
 
-        `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
-        such a checkpoint.
+        It has a model card, README.md. `adapter` writes only the adapter of a run with
+        `model.lora`. `push="OWNER/NAME"` also uploads it to the Hugging Face hub, with the token of
+        `hf auth login` or HF_TOKEN, makes the repository if it is missing, `private` if wanted, and
+        prints its address. Raises CheckpointError without such a checkpoint, and PushFailed if the
+        hub does not take the model, which stays in `path`.
         """
         from dapo.start.export import export_model_of
 
         if step is None:
             self._require_idle("export")
-        export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
+        exported = export_model_of(
+            self.path,
+            Path(path),
+            step=step,
+            adapter=adapter,
+            push=push,
+            private=private,
+            warn=warn,
+        )
+        if exported.address is not None:
+            print_text(f"published: {exported.address}")
         return Path(path)
 
     def __repr__(self) -> str:
