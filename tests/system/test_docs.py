@@ -18,6 +18,7 @@ from dapo.config import SECTIONS, build_config, load_config
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS
 from dapo.core.errors import ConfigError
+from dapo.training.rules.all_rules import RULES
 from helpers.paths import ROOT
 
 PAGES = {
@@ -197,6 +198,10 @@ def test_the_section_of_a_size_begins_with_a_command_that_can_be_typed(title: st
     assert config == "my.yaml" or (ROOT / config).is_file()
     anchor = title.lower().replace(" ", "-")
     assert f"(docs/machines.md#{anchor})" in PAGES["README.md"].read_text(encoding="utf-8")
+
+
+def test_the_page_of_findings_counts_the_rules():
+    assert f"{len(RULES)} rules looked" in PAGES["docs/doctor.md"].read_text(encoding="utf-8")
 
 
 def test_the_gpu_page_names_what_its_acceptance_prints():
