@@ -184,7 +184,7 @@ def run_in_terminal(command: str, types: str, folder: Path) -> str:
         child.sendeof()
     child.expect(pexpect.EOF)
     child.close()
-    return screen_text(received.getvalue())
+    return screen_text(received.getvalue()).rstrip().removesuffix("\n>")
 
 
 def screen_text(received: str) -> str:
