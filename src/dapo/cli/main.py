@@ -64,6 +64,7 @@ REMOVED_COMMANDS = {
 }
 """The new spelling of each command that was removed."""
 _CHAT = "dapo chat MODEL_OR_RUN talks to a model"
+_PUSH = "dapo export RUN_DIR OUT_DIR --push OWNER/NAME uploads the model of a run to the hub"
 _GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
 OTHER_NAMES = {
     "ask": f"{_GENERATE}; {_CHAT}",
@@ -75,6 +76,9 @@ OTHER_NAMES = {
     "play": _CHAT,
     "talk": _CHAT,
     "repl": _CHAT,
+    "push": _PUSH,
+    "upload": _PUSH,
+    "publish": _PUSH,
     "serve": f"{_CHAT}; dapo export RUN_DIR OUT_DIR writes a model that vLLM and others serve",
 }
 """What there is instead of commands that one might try."""

@@ -132,11 +132,15 @@ def _errors(name: str, consequence: str) -> Iterator[None]:
             answer = error.server_message or str(error)
             reason = f"the hub answered {status}: {_sentence(answer)}"
         raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
-    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of the client below it
+    except errors.HTTPError as error:  # of the client below the hub's: no answer
         reason = f"{constants.ENDPOINT} was not reached: {_sentence(str(error))}"
         raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise PushFailed(f"--push {name}: {_sentence(str(error))}; {consequence}") from None
+        reason = _sentence(str(error))
+        # the client says in the cause why a file was not uploaded
+        if error.__cause__ is not None:
+            reason += f": {_sentence(str(error.__cause__))}"
+        raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
 
 
 def _sentence(text: str) -> str:

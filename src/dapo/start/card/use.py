@@ -126,7 +126,7 @@ def evaluation_words(card: Card, *, model: str, is_public: bool = False) -> list
     if is_public:
         data = public_data(data)
     last = card.evaluations[-1]
-    options = {name: config.value_of(name) for name in _evaluated_options() if config.sets(name)}
+    options = {name: config.value_of(name) for name in _evaluated_options()}
     options["reward.verifier"] = last.get("verifier", config.reward.verifier)
     options["reward.options"] = last.get("verifier_options", config.reward.options)
     options["reward.threshold"] = last.get("threshold", config.reward.threshold)
@@ -161,15 +161,12 @@ def _needs(config: Config) -> list[str]:
     paths = [verifier] if isinstance(verifier, str) else list(verifier)
     if config.plays_episodes:
         paths += [name for name in (config.environment.name, *config.environment.tools) if name]
-    needed = {}
+    # before a colon stands the package of a game, or a module of the user
+    others = {"", dapo.__name__, *GAMES, *PACKAGES}
+    needed: dict[str, None] = {}
     for path in paths:
-        module, colon, _ = path.partition(":")
-        # textarena:ID names a package
-        if (
-            colon
-            and module not in (*GAMES, *PACKAGES)
-            and module.partition(".")[0] != dapo.__name__
-        ):
+        module = path.rpartition(":")[0]
+        if module.partition(".")[0] not in others:
             needed[f"the module {code(public(module))}"] = None
     for source in parts_of(parse_spec(config.data.eval)) if config.data.eval is not None else ():
         if isinstance(source, FileSource):
