@@ -51,9 +51,6 @@ class PageAddress(str):
         page.path = path
         return page
 
-    def __getnewargs__(self) -> tuple[str, Path]:
-        return str(self), self.path
-
     def _repr_html_(self) -> str:
         from dapo.analysis.view.report import report_html
 

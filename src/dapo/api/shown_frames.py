@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from math import isnan
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
 from dapo.api.python_words import in_python
@@ -16,52 +16,70 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.panels import BLUE, ORANGE, RED
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SEVERITY_COLOURS = {"error": RED, "warning": ORANGE, "note": BLUE}
 ROLLOUT_COLUMNS = ("step", "question", "response", "correct", "score", "advantage", "outcome")
 _TABLES_READ = 50  # of rollouts, for the questions of problems
 
 
-class ShownFrame(pd.DataFrame):
-    """A DataFrame that shows itself by `view`.
+@cache
+def _frame_class() -> "type[pd.DataFrame]":
+    """Return the class of frames with a view; pandas is imported on first use."""
+    import pandas as pd
 
-    Selected rows do, too. A frame with other columns, added or left out, shows itself as pandas
-    does.
-    """
+    class ShownFrame(pd.DataFrame):
+        """A DataFrame that shows itself by `view`.
 
-    _metadata: ClassVar[list[str]] = ["view", "viewed_columns"]
+        Selected rows do, too. A frame with other columns, added or left out, shows itself as pandas
+        does.
+        """
 
-    view: Callable[[pd.DataFrame], Shown] | None
-    viewed_columns: list[str]
+        _metadata: ClassVar[list[str]] = ["view", "viewed_columns"]
+        view: "Callable[[pd.DataFrame], Shown] | None"
+        viewed_columns: list[str]
 
-    @property
-    def _constructor(self) -> type["ShownFrame"]:
-        return ShownFrame
+        @property
+        def _constructor(self) -> "type[ShownFrame]":
+            return ShownFrame
 
-    def __repr__(self) -> str:
-        shown = self._shown()
-        return super().__repr__() if shown is None else shown.text()
+        def __reduce__(self) -> Any:
+            # another process needs the data only
+            return pd.DataFrame(self).__reduce__()
 
-    def _repr_html_(self) -> str | None:
-        shown = self._shown()
-        html: str | None = super()._repr_html_() if shown is None else shown.html()
-        return html
+        def __repr__(self) -> str:
+            shown = self._shown()
+            return super().__repr__() if shown is None else shown.text()
 
-    def _shown(self) -> Shown | None:
-        view: Callable[[pd.DataFrame], Shown] | None = getattr(self, "view", None)
-        if view is None or list(self.columns) != self.viewed_columns:
-            return None
-        return view(pd.DataFrame(self))
+        def _repr_html_(self) -> str | None:
+            shown = self._shown()
+            html: str | None = super()._repr_html_() if shown is None else shown.html()
+            return html
+
+        def _shown(self) -> Shown | None:
+            view: Callable[[pd.DataFrame], Shown] | None = getattr(self, "view", None)
+            if view is None or list(self.columns) != self.viewed_columns:
+                return None
+            return view(pd.DataFrame(self))
+
+    return ShownFrame
 
 
-def shown_frame(frame: pd.DataFrame, view: Callable[[pd.DataFrame], Shown]) -> ShownFrame:
+def shown_frame(frame: "pd.DataFrame", view: "Callable[[pd.DataFrame], Shown]") -> "pd.DataFrame":
     """Return the frame with a view, a function of the frame or of some of its rows."""
-    result = ShownFrame(frame)
+    result: Any = _frame_class()(frame)
     result.view = view
     result.viewed_columns = list(frame.columns)
-    return result
+    return cast("pd.DataFrame", result)
 
 
-def rollouts_view(frame: pd.DataFrame) -> Shown:
+def _is_missing(value: Any) -> bool:
+    """Return True for None and for NaN."""
+    return value is None or (isinstance(value, float) and isnan(value))
+
+
+def rollouts_view(frame: "pd.DataFrame") -> Shown:
     """Show the responses with question, verdict, advantage and outcome."""
     if not len(frame):
         return ShownTable("no responses are stored yet")
@@ -79,8 +97,8 @@ def rollouts_view(frame: pd.DataFrame) -> Shown:
         correct = row["correct"]
         error = row["error"]
         # a missing value is None or NaN
-        cells["correct"] = None if pd.isna(correct) else verdict_word(bool(correct), None)
-        if not pd.isna(error):
+        cells["correct"] = None if _is_missing(correct) else verdict_word(bool(correct), None)
+        if not _is_missing(error):
             cells["correct"] = verdict_word(None, str(error))
         rows.append(cells)
     others = [name for name in frame.columns if name not in ROLLOUT_COLUMNS]
@@ -88,17 +106,17 @@ def rollouts_view(frame: pd.DataFrame) -> Shown:
     return ShownTable(headline, rows, remark, dropped)
 
 
-def evaluations_view(frame: pd.DataFrame) -> Shown:
+def evaluations_view(frame: "pd.DataFrame") -> Shown:
     """Show accuracy or mean score with its interval, of each evaluation."""
     if not len(frame):
         return ShownTable("no evaluation yet: eval_data sets held-out problems")
     shown, dropped = ends_of(frame)
     rows = []
     for step, row in shown.iterrows():
-        name = "score" if pd.isna(row.get("accuracy")) and "score" in row else "accuracy"
-        value = None if pd.isna(row[name]) else row[name]
+        name = "score" if _is_missing(row.get("accuracy")) and "score" in row else "accuracy"
+        value = None if _is_missing(row[name]) else row[name]
         style = ".1%" if name == "accuracy" else ".3f"
-        interval = None if pd.isna(row["low"]) else (row["low"], row["high"])
+        interval = None if _is_missing(row["low"]) else (row["low"], row["high"])
         rows.append(
             {
                 "step": step,
@@ -114,7 +132,7 @@ def evaluations_view(frame: pd.DataFrame) -> Shown:
     return ShownTable(headline, rows, _all_columns("run.evaluations", frame), dropped)
 
 
-def metrics_view(frame: pd.DataFrame) -> Shown:
+def metrics_view(frame: "pd.DataFrame") -> Shown:
     """Show the metrics of the console, and those of evaluations, under their whole names."""
     if not len(frame):
         return ShownTable("no step has been logged yet")
@@ -140,7 +158,7 @@ class ProblemsView:
 
     path: Path
 
-    def __call__(self, frame: pd.DataFrame) -> Shown:
+    def __call__(self, frame: "pd.DataFrame") -> Shown:
         if not len(frame):
             return ShownTable("no checkpoint has statistics of problems yet")
         is_decided = bool(frame["decided"].sum())
@@ -153,13 +171,14 @@ class ProblemsView:
             never = int((mean == 0).sum())
             between = len(frame) - always - never
             headline += f": {never} never answered correctly, {between} sometimes, {always} always"
+        means = mean.to_dict()
         order = mean.sort_values(kind="stable").index
         shown, dropped = ends_of(frame.loc[order])
         questions = self._questions(set(shown["problem"]))
-        rows = []
+        rows: list[dict[str, Any]] = []
         for index, row in shown.iterrows():
-            value = mean.loc[[index]].iloc[0]
-            cells = {
+            value = means[index]
+            cells: dict[str, Any] = {
                 "": index,
                 "question": questions.get(row["problem"]),
                 "correct" if is_decided else "mean score": None,
@@ -168,7 +187,7 @@ class ProblemsView:
                 "last step": row["last_step"],
                 "problem": row["problem"],
             }
-            if not pd.isna(value):
+            if not _is_missing(value):
                 style = ".0%" if is_decided else ".3f"
                 cells["correct" if is_decided else "mean score"] = f"{value:{style}}"
             rows.append(cells)
@@ -198,7 +217,7 @@ class FindingsView:
 
     diagnosis: Diagnosis
 
-    def __call__(self, frame: pd.DataFrame) -> Shown:
+    def __call__(self, frame: "pd.DataFrame") -> Shown:
         cases = [self.diagnosis.cases[index] for index in frame.index]
         return ShownCards(self.diagnosis.verdict, [_card(case) for case in cases])
 
@@ -226,5 +245,5 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _all_columns(name: str, frame: pd.DataFrame) -> str:
+def _all_columns(name: str, frame: "pd.DataFrame") -> str:
     return f"all columns of {name}: {', '.join(map(str, frame.columns))}"

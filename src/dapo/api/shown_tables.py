@@ -37,7 +37,7 @@ class ShownTable:
     """A sentence, rows of cells by column, and a remark below them."""
 
     headline: str
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[Mapping[Any, Any]] = ()
     remark: str = ""
     dropped: int = 0
     """Rows that are left out in the middle of the table."""
@@ -60,7 +60,7 @@ class ShownTable:
 
     def _cells(self) -> list[dict[str, str]]:
         """Return the cells of all rows as text, without columns that are empty."""
-        rows = [{name: cell_text(cell) for name, cell in row.items()} for row in self.rows]
+        rows = [{str(name): cell_text(cell) for name, cell in row.items()} for row in self.rows]
         names = [name for name in rows[0] if any(row[name] for row in rows)]
         cells = [{name: row[name] for name in names} for row in rows]
         if self.dropped:
