@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.api.code_writer import CodeWriter, NameClash, WrittenModule
 from dapo.api.in_memory_data import Reward, verifier_option, weights_by_name
-from dapo.api.plain_values import lora_options, model_name, plain_value
+from dapo.api.plain_values import described, lora_options, model_name, plain_value
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
     as_literal,
@@ -198,8 +198,8 @@ def load_base(
         return {}, [], "run"
     if not isinstance(config, str | os.PathLike | Mapping):
         raise ConfigError(
-            "config: expected a YAML file, the name of a shipped configuration or a mapping, got a"
-            f" {type(config).__name__} object"
+            "config: expected a YAML file, the name of a shipped configuration or a mapping, got"
+            f" {described(config)}"
         )
     if not isinstance(config, Mapping):
         path = find_config(config)

@@ -94,6 +94,16 @@ def known_about(info: FieldInfo) -> dict[str, Any]:
     return info.json_schema_extra
 
 
+def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each option whose value differs from the paper's, with both values."""
+    for name, info in options_of():
+        facts = known_about(info)
+        if "paper" in facts:
+            value = config.value_of(name)
+            if value != facts["paper"]:
+                yield name, value, facts["paper"]
+
+
 def option_text(value: object) -> str:
     """Return the value of an option as a configuration file writes it."""
     if value is None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, try_call
+from dapo.core.loading import Failure, own_name, try_call
 from dapo.core.verifier_limits import MAX_SCORE
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifier import GroupVerifier, TemplateReader, get_verifier, reads_answer
@@ -107,14 +107,14 @@ class RewardSpec:
         if errors:
             return error_verdict("; ".join(errors))
         if not applied:
-            return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
+            return error_verdict(f"{', '.join(map(own_name, self.weights))}: {NOT_APPLIED}")
         score = 0.0
         for name, verdict in applied.items():  # `sum` rounds differently from Python 3.12 on
             score += self.weights[name] * verdict.score
         if not abs(score) <= MAX_SCORE:
             name = f"the {'weighted sum of the scores' if len(applied) > 1 else 'score'}"
             return error_verdict(
-                f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
+                f"{', '.join(map(own_name, applied))}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
             )
         decided = {
             name: verdict.correct
@@ -230,7 +230,7 @@ class CombinedVerifier:
     def _judged(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        name = list(self.spec.weights)[index]
+        name = own_name(list(self.spec.weights)[index])
         verifier = self._verifiers[index]
         if isinstance(verifier, GroupVerifier):
             result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))

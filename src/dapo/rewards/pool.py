@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.environment import needed_environment
 from dapo.core.errors import RewardError
-from dapo.core.loading import import_locations
+from dapo.core.loading import import_locations, own_name
 from dapo.core.secrets import mask_text
 from dapo.processes.frames import encode, frame
 from dapo.processes.output import WorkerOutput
@@ -125,7 +125,7 @@ class VerifierTask:
         return bool(answer["needs_restart"])
 
     def fail(self, reason: str) -> None:
-        names = list(self.group.spec.weights)
+        names = list(map(own_name, self.group.spec.weights))
         error = error_verdict(f"{', '.join(names[i] for i in self.verifier_indices)}: {reason}")
         row = [error, *[None] * (len(self.verifier_indices) - 1)]
         self.group.add_verdicts(self, [row] * len(self.response_indices))

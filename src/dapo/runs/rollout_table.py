@@ -24,6 +24,7 @@ from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.core.typed_values import as_text, is_kept
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
@@ -525,6 +526,19 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
             responses = table.read(["response"], [i])["response"]
             matches += pc.match_substring(pc.utf8_lower(responses), text).chunks
         return rows.filter(pa.chunked_array(matches, pa.bool_()))
+
+
+def newest_response(run: RunDirectory) -> dict[str, Any] | None:
+    """Return the first response of the newest stored step, without its tokens; None: there is none."""
+    tables = run.rollout_tables()
+    if not tables:
+        return None
+    with stored_table(tables[max(tables)], _WITH_ALL) as table:
+        rows = table.read(_shown_columns(table.names), table.chunks[:1]).slice(0, 1).to_pylist()
+    for row in rows:
+        row["question"] = row.get("question") or row.pop("prompt", "")
+        return row
+    return None
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:

@@ -78,9 +78,12 @@ class Episodes:
         self, problems: Sequence[Problem], *, budget_s: float | None = None
     ) -> list[Play]:
         """Play nonsense, for at most some seconds, in episodes of problems from `with_prompts`."""
+        return self.player().play_all(problems, budget_s=budget_s)
+
+    def player(self) -> NonsensePlayer:
+        """Return the player of texts that no model has sampled."""
         options = self.config.environment
-        player = NonsensePlayer(self.tokenizer, self.pool, self.renderer, self.starts, options)
-        return player.play_all(problems, budget_s=budget_s)
+        return NonsensePlayer(self.tokenizer, self.pool, self.renderer, self.starts, options)
 
     def try_out(self, problems: Sequence[Problem]) -> list[str]:
         """Play nonsense, and return warnings.

@@ -296,8 +296,11 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
+    shown = [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]
+    if not shown:
+        return
     lines = [f"step {run.state.step}: responses of the untrained model:"]
-    for judged in [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]:
+    for judged in shown:
         problem = judged.problem
         response = judged.valid[0]
         texts = (problem.question, problem.answer, response.text)
