@@ -480,7 +480,7 @@ def _with_agent(options: dict[str, Any]) -> dict[str, Any]:
     Raises ConfigError for a value that names no agent, or if an environment is named, too.
     """
     section = options.get("environment")
-    sections = [options]
+    sections: list[Mapping[str, Any]] = [options]
     if isinstance(section, Mapping):
         sections.append(section)
     agents = [mapping["agent"] for mapping in sections if "agent" in mapping]

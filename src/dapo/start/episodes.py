@@ -178,6 +178,13 @@ def episodes_of(
     if isinstance(pool, AgentPool):
         agent_renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
         return AgentEpisodes(pool, agent_renderer, config)
+    return environment_episodes(config, tokenizer, pool)
+
+
+def environment_episodes(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
+) -> Episodes:
+    """Return the episodes of an environment. Raises DataError for the chat template."""
     renderer = turn_renderer(config, tokenizer, pool)
     return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config, tokenizer)
 

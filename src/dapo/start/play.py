@@ -20,7 +20,7 @@ from dapo.evaluation.scores import JudgedResponse, evaluation_plan
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
-from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.episodes import Episodes, environment_episodes
 from dapo.start.evaluate import EvalRequest, evaluation_config, open_engine_sampler, run_options
 from dapo.types import Episode, EpisodeText, Problem
 
@@ -75,9 +75,9 @@ def opened(
         )
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
         if tokenizer is not None:
-            yield episodes_of(config, tokenizer, pool)
+            yield environment_episodes(config, tokenizer, pool)
         else:
-            yield _with_room(episodes_of(config, _byte_tokenizer(), pool))
+            yield _with_room(environment_episodes(config, _byte_tokenizer(), pool))
 
 
 def nonsense_in(
