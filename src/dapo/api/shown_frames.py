@@ -54,7 +54,10 @@ def _frame_class() -> "type[pd.DataFrame]":
 
         def _repr_html_(self) -> str | None:
             shown = self._shown()
-            html: str | None = super()._repr_html_() if shown is None else shown.html()
+            if shown is not None:
+                return shown.html()
+            # the stubs of pandas do not have it
+            html: str | None = pd.DataFrame(self)._repr_html_()  # type: ignore[operator]
             return html
 
         def _shown(self) -> Shown | None:

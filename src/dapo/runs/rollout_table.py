@@ -534,11 +534,13 @@ def newest_response(run: RunDirectory) -> dict[str, Any] | None:
     if not tables:
         return None
     with stored_table(tables[max(tables)], _WITH_ALL) as table:
-        rows = table.read(_shown_columns(table.names), table.chunks[:1]).slice(0, 1).to_pylist()
-    for row in rows:
-        row["question"] = row.get("question") or row.pop("prompt", "")
-        return row
-    return None
+        first = table.read(_shown_columns(table.names), table.chunks[:1]).slice(0, 1)
+    rows: list[dict[str, Any]] = first.to_pylist()
+    if not rows:
+        return None
+    row = rows[0]
+    row["question"] = row.get("question") or row.pop("prompt", "")
+    return row
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
