@@ -7,7 +7,7 @@ names for token ids (`prompt_token_ids`, `token_ids`).
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,16 +90,17 @@ class _Fields:
             raise ValueError(f"{name} is to be a text or at most {_MAX_STOPS} texts")
         return tuple(stop for stop in stops if stop)
 
-    def foreign(self, names: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fields that are set, and not to a value that changes nothing.
+    def foreign(self, read: Collection[str], neutral: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fields that are set, and not read here: nothing is dropped.
 
         Args:
-            names: The value of each field with which nothing changes.
+            read: The fields that are read, and those that do not concern the answer.
+            neutral: The value of each further field with which nothing changes.
         """
         return [
             name
-            for name, neutral in names.items()
-            if self.body.get(name) not in (None, False, 0, "", [], {}, neutral)
+            for name, value in self.body.items()
+            if name not in read and value not in (None, False, 0, "", [], {}, neutral.get(name))
         ]
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
@@ -114,27 +115,88 @@ class _Fields:
         self.optional("stream_options", dict)
 
 
-_FOREIGN: Mapping[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
+_SAMPLING = ("model", "stream", "stream_options", "temperature", "top_p")
+_ABOUT_THE_CLIENT = (
+    "metadata",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+"""Fields that do not concern the answer."""
+_TEXT_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "chat_template_kwargs",  # the session reads it
+    "echo",
+    "logprobs",
+    "max_tokens",
+    "n",
+    "prompt",
+    "return_token_ids",
+    "seed",
+    "stop",
+)
+_CHAT_FIELDS = (
+    *_TEXT_FIELDS,
+    "max_completion_tokens",
+    "messages",
+    "parallel_tool_calls",
+    "prediction",
+    "response_format",
+    "tool_choice",
+    "tools",
+)
+_RESPONSE_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "chat_template_kwargs",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+)
+_MESSAGE_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "betas",
+    "cache_control",
+    "chat_template_kwargs",
+    "diagnostics",
+    "inference_geo",
+    "max_tokens",
+    "messages",
+    "stop_sequences",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+)
+_NEUTRAL: Mapping[str, Any] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "include_reasoning": True,
     "length_penalty": 1,
-    "logit_bias": {},
-    "top_k": -1,
-    "min_p": 0,
-    "min_tokens": 0,
-    "ignore_eos": False,
-    "bad_words": [],
-    "allowed_token_ids": [],
-    "use_beam_search": False,
-    "guided_json": None,
-    "guided_regex": None,
-    "guided_choice": None,
-    "guided_grammar": None,
-    "structured_outputs": None,
+    "modalities": ["text"],
     "reasoning_effort": "none",
+    "repetition_penalty": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "top_k": -1,
+    "verbosity": "medium",
 }
-"""Fields of OpenAI's API and of vLLM's that change the distribution, with what changes nothing."""
+"""The values of further fields, of OpenAI's API and of vLLM's, with which nothing changes."""
 _UNKNOWN: Mapping[str, str] = {
     "functions": "it is the old form of tools; use tools",
     "function_call": "it is the old form of tool_choice; use tool_choice",
@@ -158,7 +220,9 @@ class Chat:
         fields.check_stream()
         fields.refuse(_UNKNOWN)
         messages = fields.required("messages", list)
-        foreign = fields.foreign(_FOREIGN)
+        foreign = fields.foreign(_CHAT_FIELDS, _NEUTRAL)
+        if body.get("parallel_tool_calls") is False:
+            foreign.append("parallel_tool_calls")
         response_format = fields.optional("response_format", dict)
         if response_format is not None and response_format.get("type", "text") != "text":
             foreign.append("response_format")
@@ -231,7 +295,7 @@ class Completions(Chat):
             seed=fields.optional("seed", int),
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),
-            foreign=tuple(fields.foreign({**_FOREIGN, "best_of": 1})),
+            foreign=tuple(fields.foreign(_TEXT_FIELDS, _NEUTRAL)),
         )
 
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
@@ -285,7 +349,9 @@ class Responses(Chat):
         text_format = _Fields(fields.optional("text", dict) or {}).optional("format", dict) or {}
         reasoning = fields.optional("reasoning", dict) or {}
         choice = _tool_choice(body.get("tool_choice"))
-        foreign = []
+        foreign = fields.foreign(_RESPONSE_FIELDS, _NEUTRAL)
+        if body.get("parallel_tool_calls") is False:
+            foreign.append("parallel_tool_calls")
         if text_format.get("type", "text") != "text":
             foreign.append("text.format")
         if reasoning.get("effort") not in (None, "none"):
@@ -360,6 +426,13 @@ class Messages(Chat):
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
         fields.check_stream()
+        if body.get("thread"):
+            # its SDK sends the whole conversation then, without a thread
+            raise AgentError(
+                400,
+                "thread is set, and no conversation is stored here; send all messages",
+                "thread_unsupported_request",
+            )
         fields.refuse(_ELSEWHERE)
         messages: list[dict[str, Any]] = []
         system = fields.optional("system", str, list)
@@ -370,7 +443,7 @@ class Messages(Chat):
         if messages and messages[-1]["role"] == "assistant":
             raise ValueError("the last message is the assistant's, and an answer is a whole turn")
         choice = (fields.optional("tool_choice", dict) or {}).get("type", "auto")
-        foreign = fields.foreign({"top_k": -1, "output_format": None})
+        foreign = fields.foreign(_MESSAGE_FIELDS, _NEUTRAL)
         thinking = fields.optional("thinking", dict) or {}
         if thinking.get("type", "disabled") != "disabled":
             foreign.append("thinking")
@@ -413,7 +486,8 @@ class Messages(Chat):
     def error(self, error: AgentError) -> dict[str, Any]:
         kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
         kind = kinds.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(error)}}
+        details = {"error_code": error.code}
+        return {"type": "error", "error": {"type": kind, "message": str(error), "details": details}}
 
 
 DIALECTS: Sequence[Dialect] = (Chat(), Completions(), Responses(), Messages())
