@@ -35,7 +35,7 @@ class DiagnosedFinding:
     problems: Sequence[tuple[str, int]] = ()
     responses: int = 0  # the number of read responses that show it
     example: str = ""  # the end of one of these responses
-    error: str = ""  # the most frequent error of the verifier among them
+    error: str = ""  # the most frequent error, or other reason, among them
 
     @property
     def span(self) -> str:
@@ -208,7 +208,7 @@ def _with_responses(
             num_rows += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
-                errors.update(filter(None, [row["error"] or row.get("audit_error")]))
+                errors.update(filter(None, [rule.reason(row)]))
                 example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
         if num_rows >= MAX_ROWS:
             break

@@ -44,7 +44,7 @@ def _print_case(console: SafeConsole, case: DiagnosedFinding) -> None:
             ("problems", f"{problems}; {plural(case.responses, 'response')} of these steps show it")
         )
     if case.error:
-        rows.append(("error", case.error))
+        rows.append(("reason", case.error))
     if case.example:
         rows.append(("example", repr(case.example)))
     if finding.change:

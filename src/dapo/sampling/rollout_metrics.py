@@ -129,6 +129,7 @@ def _branch_prompt_tokens(group: Group) -> int:
 
 _AGENT_COUNTS = {
     "branches": "branches_mean",
+    "rewritten": "rewritten_histories",
     "retries": "retried_requests",
     "refused": "refused_requests",
     "overridden": "overridden_requests",

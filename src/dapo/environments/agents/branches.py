@@ -16,6 +16,7 @@ _SAME_CHARS = 12
 """The characters in front of the first difference of two texts."""
 FURTHER_ANSWER = "a further answer to the same request"
 OTHER_CHAT = "another conversation"
+REWRITTEN = "the history was rewritten"
 
 
 def branch_reason(
@@ -76,7 +77,7 @@ def _difference(call: "Call", request: AgentRequest) -> str:
     place = f"message {num_same + 1} ({now.get('role')})"
     if not num_same:
         return f"{OTHER_CHAT}: {place} is {_shown(now, before)}"
-    return f"the history was rewritten: {place} is {_shown(now, before)} of {name}"
+    return f"{REWRITTEN}: {place} is {_shown(now, before)} of {name}"
 
 
 def _chat(call: "Call") -> list[Message]:

@@ -11,6 +11,7 @@ from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import EngineError
 from dapo.core.verifier_limits import MAX_SCORE
 from dapo.engines.engine import Capabilities, EngineLayer, SuspendableEngine, Unfinished
+from dapo.environments.agents.branches import REWRITTEN
 from dapo.environments.agents.calls import Call, CallTree, calls_of
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.pool import Agent, AgentPool
@@ -758,6 +759,7 @@ def _counts(running: _Running, trained: set[int] | None) -> dict[str, int]:
     counts = {
         "calls": len(calls),
         "branches": max(0, running.tree.num_conversations - 1),
+        "rewritten": sum(call.branch_reason.startswith(REWRITTEN) for call in calls),
         "retries": sum(call.num_retries for call in calls),
         "unanswered": running.num_unanswered,
         "refused": running.agent.session.num_refused,

@@ -169,7 +169,7 @@ const responseText = (response, colouring, asTokens) => {
   return View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" }, response.tokens ? tokenSpans(response, colouring) : response.response);
 };
 
-const AGENT_COUNTS = [["branches", "branch", "branches"], ["retries", "retry", "retries"], ["refused", "refused request"], ["overridden", "overridden request"], ["unanswered", "empty answer"], ["masked_tokens", "masked token"], ["tokens_behind_stop", "token behind a stop text", "tokens behind stop texts"]];
+const AGENT_COUNTS = [["branches", "branch", "branches"], ["rewritten", "rewritten history", "rewritten histories"], ["retries", "retry", "retries"], ["refused", "refused request"], ["overridden", "overridden request"], ["unanswered", "empty answer"], ["masked_tokens", "masked token"], ["tokens_behind_stop", "token behind a stop text", "tokens behind stop texts"]];
 
 // The numbers of an episode that a single response does not have.
 const episodeFacts = ({ episode, observed_tokens, finish }) => (episode ? [
