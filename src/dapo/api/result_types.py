@@ -61,7 +61,7 @@ class PageAddress(str):
         source = f"data:text/html;charset=utf-8;base64,{page}"
         style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #cbd5e1"
         frame = (
-            f'<iframe src="{source}" sandbox="allow-scripts" style="{style}" title="dapo view">'
+            f'<iframe src="{source}" sandbox="allow-scripts" style="{style}" title="the page of the run">'
             "</iframe>"
         )
         return f"<p><small>{note} {link}</small></p>{frame}"
