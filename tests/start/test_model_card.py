@@ -244,7 +244,7 @@ def test_a_model_trained_from_an_export_names_the_model_before_it(sync_run: Path
     run = with_options(sync_run, tmp_path / "run", f"model.name={folder}")
     text = card_of(run)
     assert ModelCard(text).data.base_model == "a/b"
-    assert "The model in `first` (trained by dapo from `a/b`), after 4 steps" in text
+    assert "The model in `first` (trained from `a/b` by dapo), after 4 steps" in text
     # somebody else's card names the base of the model, which is another model
     (folder / "README.md").write_text("---\nbase_model: a/b\n---\n")
     assert ModelCard(card_of(run)).data.base_model is None

@@ -53,7 +53,7 @@ def test_a_run_in_python_pushes_and_prints_the_address_and_an_open_repository_is
     run.export(tmp_path / "one", push="jane/open")
     assert f"published: {hub.url}/jane/open" in capsys.readouterr().out
     assert not hub.repositories["jane/open"].private
-    with pytest.raises(dapo.ConfigError, match="jane/open exists and is public"):
+    with pytest.raises(dapo.ConfigError, match="jane/open: it exists and is public"):
         run.export(tmp_path / "two", push="jane/open", private=True)
     assert not (tmp_path / "two").exists()
     with pytest.raises(PushFailed, match="may not write to other/m") as failure:

@@ -85,7 +85,7 @@ def export_model_of(
     if push is not None:
         repository = find_repository(push, private=private)
     elif private:
-        raise ConfigError("--private is about the repository of --push NAME; add it")
+        raise ConfigError("private is about the repository of a push, and none is named")
     from dapo.policy.lora import export_adapter, saved_weights
     from dapo.policy.model import export_model
     from dapo.start.read import read_model

@@ -45,18 +45,18 @@ def find_repository(name: str, *, private: bool) -> Repository:
         validate_repo_id(name)
     except HFValidationError:
         raise ConfigError(
-            f"--push {name}: expected OWNER/NAME, or a NAME of your own, of letters, digits, -, _"
-            " and ."
+            f"repository {name!r}: expected OWNER/NAME, or a NAME of your own, of letters, digits,"
+            " -, _ and ."
         ) from None
     if is_offline_mode():
         raise ConfigError(
-            "--push needs the network, which HF_HUB_OFFLINE=1 forbids; unset HF_HUB_OFFLINE, or"
-            " leave out --push and upload the directory later"
+            f"a push to {name} needs the network, which HF_HUB_OFFLINE=1 forbids; unset"
+            " HF_HUB_OFFLINE, or export without a push and upload the directory later"
         )
     api = HfApi()
     with _errors(name, "the model is not written"):
         if get_token() is None:
-            raise ConfigError(f"--push {name}: you are not logged in to the hub; {_LOGIN}")
+            raise ConfigError(f"push to {name}: you are not logged in to the hub; {_LOGIN}")
         user = api.whoami()
         repository = name if "/" in name else f"{user['name']}/{name}"
         if private:
@@ -66,8 +66,8 @@ def find_repository(name: str, *, private: bool) -> Repository:
                 is_public = False
             if is_public:
                 raise ConfigError(
-                    f"--private: {repository} exists and is public; choose another name, or make it"
-                    f" private first: hf repos settings {repository} --private"
+                    f"push to {repository}: it exists and is public, and a private repository is"
+                    " wanted; choose another name, or make it private on its page first"
                 )
     return Repository(repository, private)
 
@@ -131,16 +131,16 @@ def _errors(name: str, consequence: str) -> Iterator[None]:
         else:
             answer = error.server_message or str(error)
             reason = f"the hub answered {status}: {_sentence(answer)}"
-        raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
+        raise PushFailed(f"push to {name}: {reason}; {consequence}") from None
     except errors.HTTPError as error:  # of the client below the hub's: no answer
         reason = f"{constants.ENDPOINT} was not reached: {_sentence(str(error))}"
-        raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
+        raise PushFailed(f"push to {name}: {reason}; {consequence}") from None
     except (OSError, ValueError, RuntimeError) as error:
         reason = _sentence(str(error))
         # the client says in the cause why a file was not uploaded
         if error.__cause__ is not None:
             reason += f": {_sentence(str(error.__cause__))}"
-        raise PushFailed(f"--push {name}: {reason}; {consequence}") from None
+        raise PushFailed(f"push to {name}: {reason}; {consequence}") from None
 
 
 def _sentence(text: str) -> str:

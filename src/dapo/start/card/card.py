@@ -34,8 +34,8 @@ def model_card(card: Card) -> str:
         *use(card, base),
         *training(card, base),
         "## Licence",
-        "The licence is that of the base model. Whoever publishes this model adds it here and, as"
-        " `license`, above.",
+        "The licence is that of the base model. Whoever publishes this model adds it here, and as"
+        " `license` in the front matter of this file.",
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -96,7 +96,7 @@ def base_of(name: str) -> Base:
     """Find out which model a run began with: an alias, an id of the hub or a directory."""
     if name in MODEL_ALIASES:
         hub_id = _HUB_IDS.get(name)
-        kind = "a random model that dapo makes" if hub_id is None else f"a 4-bit copy of {hub_id}"
+        kind = "a random model made by dapo" if hub_id is None else f"a 4-bit copy of {hub_id}"
         return Base(f"{code(name)}, {kind}", hub_id)
     cached = _CACHED.search(name)
     if cached is not None:
@@ -115,7 +115,7 @@ def base_of(name: str) -> Base:
     # the card of anybody else's model names the base of that model, not the model itself
     if TAG in (own_card.get("tags") or ()) and isinstance(base, str) and _HUB_ID.fullmatch(base):
         ancestor_id = base
-        text += f" (trained by dapo from {code(base)})"
+        text += f" (trained from {code(base)} by dapo)"
     return Base(text, ancestor_id=ancestor_id)
 
 
@@ -159,7 +159,7 @@ def provenance_of(card: Card, kind: str) -> Mapping[str, Any]:
 
 
 def version_of(card: Card) -> str:
-    """Return the version of dapo that trained the model."""
+    """Return the version that trained the model."""
     versions = provenance_of(card, "versions")
     return escaped(str(versions.get("dapo", "of unknown version")))
 

@@ -74,7 +74,7 @@ def _facts(card: Card, base: Base) -> Iterator[str]:
         yield f"**LoRA**: adapters of rank {lora.rank} and alpha {lora.alpha:g}, {place}"
     yield f"**Length**: {_length(card)}"
     if base.own_id is not None and card.config.model.name in MODEL_ALIASES:
-        yield f"**Base**: {base.text}, as dapo brings it"
+        yield f"**Base**: {base.text}, as it comes with dapo"
     started = manifest_entry(card.run, "started")
     time = f", started {escaped(str(started))}" if started else ""
     exporter = "" if version_of(card) == dapo.__version__ else f", exported by {dapo.__version__}"
