@@ -74,7 +74,7 @@ def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(
     assert "continue with: dapo.resume('my run')\n" in capsys.readouterr().out
     code, out, err = run_command(capsys, *shlex.split("test 'my run'"))
     assert code == 1, err
-    assert "raised ValueError: oh no" in out
+    assert "raised ValueError: oh no" in " ".join(out.split())
     run = dapo.resume("my run", reward=CELLS["fixed"])
     assert run.status == "finished"
     assert run.config.reward.verifier.endswith(":fixed")

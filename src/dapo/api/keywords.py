@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.api.code_writer import CodeWriter, NameClash, WrittenModule
 from dapo.api.in_memory_data import Reward, verifier_option, weights_by_name
-from dapo.api.plain_values import lora_options, model_name, plain_value
+from dapo.api.plain_values import described, lora_options, model_name, plain_value
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
     as_literal,
@@ -126,8 +126,11 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     writers = list[CodeWriter]()
     for name, value in keywords.items():
         if name in ("environment", "environment.name"):
-            _require_class(value)
-        if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
+            _require_class(value, "environment", "reset")
+        if name == "agent":
+            _require_class(value, name, "run")
+        is_code = name in ("loss", "environment", "agent") or "." in option_named(name)
+        if callable(value) and is_code:
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             options[name] = writer.qualified(writer.add(value))
     tools = keywords.get("tools")
@@ -140,15 +143,15 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     return options, writers
 
 
-def _require_class(value: Any) -> None:
-    """Raise ConfigError for an object of an environment where its class belongs."""
+def _require_class(value: Any, keyword: str, method: str) -> None:
+    """Raise ConfigError for an object where its class belongs, which has this method."""
     kind = type(value)
-    if isinstance(value, type) or not callable(getattr(value, "reset", None)):
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
         return
     name = kind.__name__
     raise ConfigError(
-        f"environment: got an object of {name}, and each episode plays an object of its own; pass"
-        f" the class, environment={name}, and the arguments of its constructor as"
+        f"{keyword}: got an object of {name}, and each episode plays an object of its own; pass"
+        f" the class, {keyword}={name}, and the arguments of its constructor as"
         ' **{"environment.options": {...}}'
     )
 
@@ -195,8 +198,8 @@ def load_base(
         return {}, [], "run"
     if not isinstance(config, str | os.PathLike | Mapping):
         raise ConfigError(
-            "config: expected a YAML file, the name of a shipped configuration or a mapping, got a"
-            f" {type(config).__name__} object"
+            "config: expected a YAML file, the name of a shipped configuration or a mapping, got"
+            f" {described(config)}"
         )
     if not isinstance(config, Mapping):
         path = find_config(config)

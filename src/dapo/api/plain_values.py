@@ -10,8 +10,10 @@ from typing import Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_text
+from dapo.core.text import quoted
 
 MAX_BITS = 4096  # of an integer: Python formats none of over 4,300 digits
+_OF_YAML = str | bool | int | float | list[Any] | tuple[Any, ...] | Mapping[Any, Any] | None
 
 
 def plain_value(value: Any, name: str) -> Any:
@@ -46,18 +48,25 @@ def model_name(model: Any, name: str = "model") -> Any:
     The configuration answers other values of YAML. Raises ConfigError for a model or a tokenizer in
     memory, and for any other object.
     """
-    if model is None or isinstance(model, str | bool | int | float | list | tuple | Mapping):
+    if isinstance(model, _OF_YAML):
         return model
     if isinstance(model, os.PathLike):
         return os.fspath(model)
     raise ConfigError(f"{name}: {_expected(model, 'a name, a directory or a run')}")
 
 
-def _expected(value: Any, expected: str = "text, a number, a list or a mapping") -> str:
-    """Say what was expected in place of an object, and what to do with it."""
+def described(value: Any) -> str:
+    """Return a value of YAML as text, and any other object by its type: `3`, `a Linear object`."""
+    if isinstance(value, _OF_YAML):
+        return quoted(value)
     kind = type(value).__name__
     article = "an" if kind[:1] in "AEIOUaeiou" else "a"
-    text = f"expected {expected}, got {article} {kind} object"
+    return f"{article} {kind} object"
+
+
+def _expected(value: Any, expected: str = "text, a number, a list or a mapping") -> str:
+    """Say what was expected in place of an object, and what to do with it."""
+    text = f"expected {expected}, got {described(value)}"
     if not hasattr(value, "save_pretrained"):
         return text
     if hasattr(value, "apply_chat_template") or hasattr(value, "encode"):

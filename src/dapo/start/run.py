@@ -210,12 +210,36 @@ def run_training(
     """
     log = ConsoleLog(ready.directory.console_log, callbacks.warn)
     callbacks = logged(callbacks, log)
+    with _end_logged(log):
+        for restarts in count():
+            try:
+                with open_run(ready, callbacks) as run:
+                    train(run)
+                break
+            except StoppedByCallback:  # the summary has its reason
+                break
+            except TrainerLost as error:
+                if restarts == max_restarts:
+                    path = shlex.quote(str(ready.directory.path))
+                    raise TrainerLost(
+                        f"{error}; the run has gone back to its last checkpoint {restarts} times "
+                        f"(at most {max_restarts}); continue it with: dapo resume {path}"
+                    ) from error
+                again = f"time {restarts + 1} of {max_restarts}"
+                callbacks.warn(
+                    f"{error}; the run goes back to its last checkpoint by itself, {again}"
+                )
+    end_run(ready.config, ready.directory, warn=callbacks.warn)
+
+
+@contextmanager
+def _end_logged(log: ConsoleLog) -> Iterator[None]:
+    """Append why a run has ended to its log, if an exception ends it."""
     try:
-        _train_with_restarts(ready, callbacks, max_restarts)
+        yield
     except BaseException as error:
         log.line(f"ended: {_describe_end(error)}")
         raise
-    end_run(ready.config, ready.directory, warn=callbacks.warn)
 
 
 def logged(callbacks: RunCallbacks, log: ConsoleLog) -> RunCallbacks:
@@ -226,26 +250,6 @@ def logged(callbacks: RunCallbacks, log: ConsoleLog) -> RunCallbacks:
         return LoggedDisplay(shown, log, num_steps, **options)
 
     return replace(callbacks, warn=log.warned, open_display=open_display)
-
-
-def _train_with_restarts(ready: ReadyRun, callbacks: RunCallbacks, max_restarts: int) -> None:
-    """Train to the end or a stop; go back to the last checkpoint whenever a trainer rank is lost."""
-    for restarts in count():
-        try:
-            with open_run(ready, callbacks) as run:
-                train(run)
-            break
-        except StoppedByCallback:  # the summary has its reason
-            break
-        except TrainerLost as error:
-            if restarts == max_restarts:
-                path = shlex.quote(str(ready.directory.path))
-                raise TrainerLost(
-                    f"{error}; the run has gone back to its last checkpoint {restarts} times "
-                    f"(at most {max_restarts}); continue it with: dapo resume {path}"
-                ) from error
-            again = f"time {restarts + 1} of {max_restarts}"
-            callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
 
 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
