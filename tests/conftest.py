@@ -18,6 +18,7 @@ from helpers.finished_runs import (  # noqa: F401
 from helpers.fork_server import ForkServer
 from helpers.forked_workers import WorkerForks
 from helpers.launchers import SHARED_WORKERS
+from helpers.undrawn_curves import undrawn_curves
 
 # vLLM's environment has none; after `gc.freeze`, which a run calls, it cannot be imported
 with suppress(ImportError):
@@ -109,6 +110,13 @@ def _forked_workers_of_runs(request: pytest.FixtureRequest) -> None:
     """Fork the workers in folders whose subject is what a run does, not its processes."""
     if request.path.parent.name in FOLDERS_OF_RUNS:
         request.getfixturevalue("forked_workers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn_curves() -> Iterator[None]:
+    """Leave the drawing of curves to the tests whose subject they are."""
+    with undrawn_curves():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
