@@ -18,6 +18,7 @@ from dapo.policy.checkpoint import SavedWeights
 from helpers.commands import own_errors, run
 from helpers.paths import CONFIGS
 from helpers.tables import for_each_row
+from helpers.undrawn_curves import drawn_curves
 
 TINY = str(CONFIGS / "tiny.yaml")
 QUICK = ["train.num_steps=2", "train.threads=1", "data.eval.builtin.sums.low=1"]
@@ -26,7 +27,7 @@ QUICK = ["train.num_steps=2", "train.threads=1", "data.eval.builtin.sums.low=1"]
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
-    with pytest.raises(SystemExit) as stopped:
+    with drawn_curves(), pytest.raises(SystemExit) as stopped:
         main(["train", TINY, *QUICK, "--run-dir", str(path)])
     assert stopped.value.code == 0
     return path
@@ -171,6 +172,7 @@ def test_a_run_writes_what_the_architecture_says(finished_run: Path):
         "checkpoints/step_000002/weights.safetensors",
         "checkpoints/step_000002/state.json",
     } <= names
+    assert (finished_run / "curves.png").stat().st_size > 10_000
     summary = json.loads((finished_run / "summary.json").read_text())
     assert summary["steps"] == 2
     assert summary["exit_reason"] == "finished"

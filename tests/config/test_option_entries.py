@@ -135,8 +135,9 @@ def test_options_are_listed_by_section_and_by_name(capsys: pytest.CaptureFixture
     ]
     code, out, err = run(capsys, "show", "options", "los")
     assert (code, out) == (2, "")
-    assert err.startswith("error: no option or section los (sections: model, data, ")
-    assert err.endswith("); did you mean loss?\n")
+    assert err == "error: no option or section los; did you mean loss?\n"
+    err = run(capsys, "show", "options", "qqqqq")[2]
+    assert "lists all options; sections: model, data, rollout, " in err
     assert "TRL's beta is loss.kl_coef here" in run(capsys, "show", "options", "beta")[2]
 
 

@@ -116,7 +116,8 @@ def test_stats_and_check_and_the_start_of_a_run_name_the_rows(code_data, tmp_pat
     assert exit_code("data", "stats", data) == 0
     assert f"warning: {expected}" in capsys.readouterr().out
     assert exit_code("check", config) == 0
-    assert f"warning: data.train: {expected}" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"warning: data.train: {expected}" in shown
     assert inputs_of(load_config(config, [])).notes == [
         f"data.train: {expected}; row 2: its tests run no assertion on a value of the program"
     ]

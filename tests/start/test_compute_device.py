@@ -12,8 +12,8 @@ import torch
 from benchmarks import gpu_acceptance
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
+from dapo.core.memory import GIB
 from dapo.policy import model
-from dapo.policy.memory_model import GIB
 from dapo.start.resolve import ComputeDevice, require_hardware, resolve_auto, trainer_gpu
 from helpers.commands import run
 from helpers.paths import TINY

@@ -18,8 +18,8 @@ import numpy as np
 from dapo.algo.chance import measured_chances
 from dapo.config import Config
 from dapo.core.errors import DataError
+from dapo.core.memory import GIB
 from dapo.libs.sample_intervals import Interval, mean_interval
-from dapo.policy.memory_model import GIB
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.sampling.batch import Sampling, collect

@@ -21,6 +21,7 @@ from dapo.api.shown_tables import ShownTable, cell_text
 from dapo.config.load import merge_options, nested_options
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
+from dapo.core.memory import GIB
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.runs.stored_config import CODE_FOLDER
@@ -36,7 +37,6 @@ PROBLEMS = 3
 """Problems on which a reward is audited, as by `dapo test`."""
 SHOWN = 12
 """Suspicious responses that the display of an audit shows."""
-GIB = 2**30
 
 
 @dataclass(frozen=True)

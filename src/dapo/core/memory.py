@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from dapo.core.errors import OutOfMemory
 
+GIB = 2**30
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 LARGEST = 2**31 - 1

@@ -13,10 +13,10 @@ from dapo.config import Config, GpuShares
 from dapo.config.data_spec import kinds
 from dapo.config.lengths import lower_lengths
 from dapo.core.errors import ConfigError
+from dapo.core.memory import GIB
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
-GIB = 2**30
 RESERVE = 0.1
 """The fraction of a device's memory that `auto` leaves free for the allocator's fragments, NCCL's
 buffers, kernels' workspaces, and everything that this model does not count.

@@ -19,8 +19,8 @@ from dapo.cli.formatting import plural, say, size
 from dapo.config import Config
 from dapo.config.option_fields import changed_paper_values
 from dapo.core.errors import ConfigError
+from dapo.core.memory import GIB
 from dapo.core.terminal import print_json
-from dapo.policy.memory_model import GIB
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork

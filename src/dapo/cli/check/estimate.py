@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 import torch
 
 from dapo.config import Config, GpuShares
+from dapo.core.memory import GIB
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
-from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory, trainer_bytes
+from dapo.policy.memory_model import ResponseLengths, TrainerMemory, trainer_bytes
 from dapo.policy.model_dimensions import ModelDimensions
 
 CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU, without any weights

@@ -17,8 +17,8 @@ from dapo.analysis.probe import (
 from dapo.cli.check.estimate import hardware_profile_for
 from dapo.cli.check.report import estimate_of
 from dapo.config import Config
+from dapo.core.memory import GIB
 from dapo.core.text import with_interval
-from dapo.policy.memory_model import GIB
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.start.check import Checked, read_data

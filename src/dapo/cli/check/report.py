@@ -9,9 +9,10 @@ from dapo.cli.formatting import plural
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.core.errors import ConfigError
+from dapo.core.memory import GIB
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
-from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
+from dapo.policy.memory_model import FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
 from dapo.start.read import turn_end_notes
