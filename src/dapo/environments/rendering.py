@@ -205,7 +205,7 @@ class TurnRenderer:
 
     def shortened(self, text: str, limit: int) -> str:
         """Return the text in at most `limit` tokens: both ends, and the size of the cut."""
-        text = _clean(text)
+        text = without_surrogates(text)
         half = limit * _CHARS_PER_TOKEN // 2
         by_tokens = len(text) <= 2 * half
         head = self._plain(text if by_tokens else text[:half])
@@ -312,7 +312,7 @@ class TurnRenderer:
             )
             raise DataError(f"an observation has {expected}; got {quoted(dict(message))}")
         name = re.sub(r"\W", "_", str(message.get("name", "tool")))
-        return {"role": self.roles[str(role)], "content": _clean(content), "name": name}
+        return {"role": self.roles[str(role)], "content": without_surrogates(content), "name": name}
 
     def _shortened(self, messages: Sequence[Mapping[str, str]], limit: int) -> list[dict[str, str]]:
         """Return the messages with `limit` tokens of text in all; long texts get equal shares."""
@@ -756,7 +756,7 @@ def begun_text(prompts: PromptEncoder) -> str:
     return prompt.removeprefix(header) if separator and prompt.startswith(header) else ""
 
 
-def _clean(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return the text without lone surrogates: no tokenizer encodes them, and they are marks."""
     if text.isascii():
         return text

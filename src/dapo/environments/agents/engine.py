@@ -20,9 +20,11 @@ from dapo.environments.agents.session import AgentAnswer, AgentError, Pending, a
 from dapo.types import Episode, Finish, Generation, GenerationRequest
 
 _SHOWN_CHARS = 80
+_CHARS_PER_TOKEN = 32
+"""A request with more characters per token of its limit is not encoded, which takes seconds."""
 _NO_ANSWERS = 100
-"""The most requests that get no new answer, because nothing is left of an episode or because they
-repeat the last one; then it is an error.
+"""The most requests that get no new answer, because nothing is left of an episode, because they
+repeat the last one or because they cannot be answered; then it is an error.
 """
 
 
@@ -74,6 +76,7 @@ class _Running:
     tokens_behind_stop: int = 0
     num_unanswered: int = 0
     """The calls that got an empty answer: no tokens or turns were left."""
+    num_errors: int = 0
     num_calls: int = 0
     """How often it was continued: a suspended state of an earlier time does not close it."""
 
@@ -350,6 +353,9 @@ class AgentEngine(EngineLayer):
             except AgentError as error:
                 fail(pending, error)
                 self._react_later(running)
+                running.num_errors += 1
+                if running.num_errors > _NO_ANSWERS:
+                    running.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
                 continue
             new.append((pending, *prepared))
         num_new = sum(len(prompts) for _, prompts, _ in new)
@@ -387,6 +393,7 @@ class AgentEngine(EngineLayer):
 
         Raises AgentError.
         """
+        self._check_size(request)
         parent = running.tree.parent_of(request)
         new_ids = self._renderer.new_ids(request, parent)
         if new_ids is None:
@@ -403,6 +410,18 @@ class AgentEngine(EngineLayer):
                 "context_length_exceeded",
             )
         return [new_ids] * request.samples, parent
+
+    def _check_size(self, request: AgentRequest) -> None:
+        """Raise AgentError for a request that is too long to be rendered and encoded in time."""
+        num_chars = len(request.text)
+        is_long = num_chars > self._max_context * _CHARS_PER_TOKEN
+        if is_long or len(request.messages) > self._max_context:
+            raise AgentError(
+                400,
+                f"the request has {num_chars:,} characters in {len(request.messages):,} messages,"
+                f" and with its answer it may have {self._max_context} tokens",
+                "context_length_exceeded",
+            )
 
     def _begin(
         self, running: _Running, call: Call, room: int, turns: list[GenerationRequest]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from dapo.environments.rendering import without_surrogates
 from dapo.types import Message
 
 
@@ -143,12 +144,14 @@ def comparable(message: Mapping[str, Any]) -> dict[str, Any]:
 def text_of(content: Any) -> str:
     """Return the text of a message's content: a text, parts of text, or null.
 
+    Halves of characters, which no tokenizer encodes, are replaced.
+
     Raises ValueError for a part that is not text, such as a picture.
     """
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return without_surrogates(content)
     if not isinstance(content, Sequence):
         raise ValueError(f"content is {type(content).__name__}, expected a text or a list of parts")
     texts = []
@@ -162,7 +165,7 @@ def text_of(content: Any) -> str:
         else:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(f"content has a part of type {kind!r}; only text can be read")
-    return "\n".join(texts)
+    return without_surrogates("\n".join(texts))
 
 
 def same_text(message: Mapping[str, Any]) -> str:

@@ -132,9 +132,12 @@ class AgentServer:
         session: Session | None = None
         try:
             hello = json.loads(await asyncio.wait_for(reader.readline(), _HELLO_S))
-            session = self._sessions.find(str(hello["key"]), None)
-            if not hmac.compare_digest(session.id, str(hello["session"])):
+            named = self._sessions.find(str(hello["key"]), None)
+            is_own = hmac.compare_digest(named.id.encode(), str(hello["session"]).encode())
+            # an agent, which knows its key, cannot take the place of the process above it
+            if not is_own or named.id in self._controls:
                 return
+            session = named
             self._controls[session.id] = session, writer
             self._monitors[session.id] = int(hello["pid"])
             while line := await reader.readline():
