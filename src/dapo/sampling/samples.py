@@ -234,7 +234,9 @@ def _group_samples(group: Group, advantages: Sequence[float], config: Config) ->
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
         is_trained = trains(generation.finish, mode=config.overlong.mode)
-        num_branches = sum(not branch.is_masked for branch in generation.conversations)
+        num_branches = 1
+        if generation.branches:  # one without a sampled token has no share
+            num_branches = sum(any(branch.mask) for branch in generation.conversations)
         for branch in generation.conversations:
             prompt_ids = group.prompt_ids if branch.prompt_ids is None else branch.prompt_ids
             mask = branch.mask

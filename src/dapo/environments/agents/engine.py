@@ -21,7 +21,9 @@ from dapo.types import Episode, Finish, Generation, GenerationRequest
 
 _SHOWN_CHARS = 80
 _NO_ANSWERS = 100
-"""The most requests that are refused because nothing is left of an episode; then it is an error."""
+"""The most requests that get no new answer, because nothing is left of an episode or because they
+repeat the last one; then it is an error.
+"""
 
 
 @dataclass(eq=False)
@@ -285,7 +287,11 @@ class AgentEngine(EngineLayer):
         settled = [running.agent for running in runnings]
         if not self._by_load:
             # an agent may also wait for another answer of its own
-            waits = {running.agent: running.has_open_requests for running in runnings}
+            waits = {
+                running.agent: running.has_open_requests
+                for running in runnings
+                if running.error is None
+            }
             settled = self._pool.settle(waits, self._config.timeout_s)
         is_settled = set(settled)
         ended = []
@@ -293,10 +299,11 @@ class AgentEngine(EngineLayer):
             running.due = None
             session = running.agent.session
             outcome = session.outcome
-            if running.agent not in is_settled or (self._by_load and not session.is_waiting):
+            is_late = running.agent not in is_settled or (self._by_load and not session.is_waiting)
+            if is_late and running.error is None:
                 running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
-            elif outcome is not None:
-                running.error = running.error or outcome.error
+            elif outcome is not None and running.error is None:
+                running.error = outcome.error
                 running.result = outcome.result
             elif running.error is None:
                 self._serve(running, session.take(), turns)
@@ -335,6 +342,8 @@ class AgentEngine(EngineLayer):
                 repeated.waiting.append(pending)
                 for call in repeated.calls:
                     call.num_retries += 1
+                if repeated.calls[0].num_retries > _NO_ANSWERS:
+                    running.error = f"the agent sent the same request {_NO_ANSWERS} times again"
                 continue
             try:
                 prepared = self._prepared(running, pending.request)
@@ -641,6 +650,8 @@ class AgentEngine(EngineLayer):
             running.error = outcome.error
         elif exchange is not None or repetition.has_missing_requests:
             running.error = _NOT_DETERMINISTIC
+        else:
+            repetition.is_settled = True
         if repetition.is_over:
             session.put_back(repetition.held)
 
@@ -658,6 +669,8 @@ class _Repetition:
         numbered.sort(key=lambda entry: entry[0])
         self.deliveries = deque(exchange for _, exchange in numbered)
         """The exchanges whose answers it had, in their order."""
+        self.is_settled = running.due is not None
+        """Whether it need not have reacted to its last answer."""
         self.held: list[Pending] = []
         """Requests that it had not sent yet, as far as was taken."""
         running.num_deliveries = len(numbered)
@@ -670,7 +683,7 @@ class _Repetition:
     def is_over(self) -> bool:
         if self.running.error is not None:
             return True
-        return not self.deliveries and not self.has_missing_requests
+        return self.is_settled and not self.deliveries and not self.has_missing_requests
 
     def take(self, pending: Pending, repeated: _Exchange | None) -> bool:
         """Attach a request to its exchange; return False if there was none.

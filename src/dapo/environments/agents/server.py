@@ -47,6 +47,7 @@ class AgentServer:
         self._controls: dict[str, tuple[Session, asyncio.StreamWriter]] = {}
         self._monitors: dict[str, int] = {}
         self._bodies = _Bodies(make_app(self._sessions.find))
+        self._connections: dict[Any, None] = {}
         self._listener = _bound(self.host)
         self.port = int(self._listener.getsockname()[1])
         self.control_port = 0
@@ -75,6 +76,11 @@ class AgentServer:
         """Return the id of the process above an agent's own, once it is known."""
         return self._monitors.get(session.id)
 
+    @property
+    def num_connections(self) -> int:
+        """The number of open connections to the endpoint."""
+        return len(self._connections)
+
     def drain(self) -> None:
         """Return when the requests that have reached this machine are in their sessions."""
         asyncio.run_coroutine_threadsafe(self._bodies.drain(), self._loop).result()
@@ -99,7 +105,7 @@ class AgentServer:
         self.control_port = control.sockets[0].getsockname()[1]
         config = uvicorn.Config(
             self._bodies,
-            http=_bounded_protocol(),
+            http=_bounded_protocol(self._connections),
             ws="none",
             server_header=False,
             date_header=False,
@@ -187,13 +193,15 @@ class _Bodies:
                 return
 
 
-def _bounded_protocol() -> type[asyncio.Protocol]:
-    """Return a protocol that keeps the number of connections, and so of descriptors, bounded."""
+def _bounded_protocol(connections: dict[Any, None]) -> type[asyncio.Protocol]:
+    """Return a protocol that keeps the number of connections, and so of descriptors, bounded.
+
+    Open ones are in `connections`, the oldest first.
+    """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(MAX_CONNECTIONS, max(64, soft_limit // 4))
-    connections: dict[H11Protocol, None] = {}
 
     class BoundedProtocol(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,11 +1,13 @@
 """The process that loads an agent's code and forks a process for each episode. Imports no torch."""
 
 import asyncio
+import gc
 import inspect
 import json
 import os
 import random
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -33,8 +35,12 @@ def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     else:
         play = _function(spec["name"].removeprefix(PREFIX), spec["options"])
 
+    # the kernel takes the ends of these processes, on which nothing here waits
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # the collector of a child would write to every object, and so copy its page
+    gc.freeze()
+
     def answer(message: dict[str, Any]) -> dict[str, Any]:
-        _reap()
         pid = os.fork()
         if pid:
             return {"pid": pid}
@@ -46,19 +52,11 @@ def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     return {"tools": []}, answer
 
 
-def _reap() -> None:
-    """Take the ends of processes that have gone."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
 def _monitor(
     spec: dict[str, Any], message: dict[str, Any], play: Callable[[Problem, str, str], Any]
 ) -> None:
     """Run the process above an agent's: it ends with the agent, or when the episode ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.close(int(sys.argv[1]))  # the connection to the pool
     control = socket.create_connection(("127.0.0.1", spec["control_port"]))
