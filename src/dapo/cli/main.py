@@ -65,6 +65,10 @@ REMOVED_COMMANDS = {
 """The new spelling of each command that was removed."""
 _CHAT = "dapo chat MODEL_OR_RUN talks to a model"
 _GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
+_SERVE = (
+    "dapo serve MODEL_OR_RUN answers at an address; dapo export RUN_DIR OUT_DIR writes a model that"
+    " vLLM and others serve"
+)
 OTHER_NAMES = {
     "ask": f"{_GENERATE}; {_CHAT}",
     "sample": _GENERATE,
@@ -75,7 +79,11 @@ OTHER_NAMES = {
     "play": _CHAT,
     "talk": _CHAT,
     "repl": _CHAT,
-    "serve": f"{_CHAT}; dapo export RUN_DIR OUT_DIR writes a model that vLLM and others serve",
+    "server": _SERVE,
+    "host": _SERVE,
+    "deploy": _SERVE,
+    "endpoint": _SERVE,
+    "api": _SERVE,
 }
 """What there is instead of commands that one might try."""
 REMOVED_FLAGS = {

@@ -187,6 +187,22 @@ class TurnRenderer:
             return self.prompts.decode(ids)
         return self.prompts.decode_prompt(self._turn_end.cut(ids))
 
+    def shows_tools(self, messages: Chat) -> bool:
+        """Return True if the template writes all tool calls of the messages, and all results.
+
+        Many templates leave them out without a word.
+        """
+        words = []
+        marked: Chat = []
+        for message in messages:
+            marked.append(dict(message))
+            if message["role"] == "tool":
+                words.append(f"result{len(marked)}.")
+                marked[-1]["content"] = words[-1]
+            words += [call["function"]["name"] for call in message.get("tool_calls", ())]
+        text = self._render(marked)
+        return text is not None and all(text.count(word) >= words.count(word) for word in words)
+
     def shortened(self, text: str, limit: int) -> str:
         """Return the text in at most `limit` tokens: both ends, and the size of the cut."""
         text = _clean(text)

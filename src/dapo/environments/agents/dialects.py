@@ -7,12 +7,20 @@ names for token ids (`prompt_token_ids`, `token_ids`).
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dapo.core.text import quoted
 from dapo.environments.agents.messages import AgentRequest, comparable, text_of
 from dapo.environments.agents.session import AgentAnswer, AgentError
+from dapo.environments.agents.streaming import (
+    ChatEvents,
+    CompletionEvents,
+    Events,
+    MessageEvents,
+    ResponseEvents,
+)
 
 MAX_SAMPLES = 64
 """The most answers of one request."""
@@ -31,8 +39,8 @@ class Dialect(Protocol):
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
         """Return the whole answer as JSON values."""
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        """Yield the answer as server-sent events."""
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        """Return the writer of a request's events."""
 
     def error(self, error: AgentError) -> dict[str, Any]:
         """Return an error as JSON values."""
@@ -82,21 +90,124 @@ class _Fields:
             raise ValueError(f"{name} is to be a text or at most {_MAX_STOPS} texts")
         return tuple(stop for stop in stops if stop)
 
-    def foreign(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the fields that are set to something other than nothing."""
-        return tuple(name for name in names if self.body.get(name) not in (None, 0, 0.0, {}, []))
+    def foreign(self, read: Collection[str], neutral: Mapping[str, Any]) -> list[str]:
+        """Return the names of the fields that are set, and not read here: nothing is dropped.
+
+        Args:
+            read: The fields that are read, and those that do not concern the answer.
+            neutral: The value of each further field with which nothing changes.
+        """
+        return [
+            name
+            for name, value in self.body.items()
+            if name not in read and value not in (None, False, 0, "", [], {}, neutral.get(name))
+        ]
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise ValueError, with the reason, if one of these fields is set."""
+        for name, reason in reasons.items():
+            if self.body.get(name) not in (None, False, 0, "", [], {}):
+                raise ValueError(f"{name} is set, and {reason}")
+
+    def check_stream(self) -> None:
+        """Raise ValueError if the options of a stream have another type."""
+        self.optional("stream", bool)
+        self.optional("stream_options", dict)
 
 
-_FOREIGN = (
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "top_k",
-    "min_p",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
+_SAMPLING = ("model", "stream", "stream_options", "temperature", "top_p")
+_ABOUT_THE_CLIENT = (
+    "metadata",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
 )
+"""Fields that do not concern the answer."""
+_TEXT_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "chat_template_kwargs",  # the session reads it
+    "echo",
+    "logprobs",
+    "max_tokens",
+    "n",
+    "prompt",
+    "return_token_ids",
+    "seed",
+    "stop",
+)
+_CHAT_FIELDS = (
+    *_TEXT_FIELDS,
+    "max_completion_tokens",
+    "messages",
+    "parallel_tool_calls",
+    "prediction",
+    "response_format",
+    "tool_choice",
+    "tools",
+)
+_RESPONSE_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "chat_template_kwargs",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+)
+_MESSAGE_FIELDS = (
+    *_SAMPLING,
+    *_ABOUT_THE_CLIENT,
+    "betas",
+    "cache_control",
+    "chat_template_kwargs",
+    "diagnostics",
+    "inference_geo",
+    "max_tokens",
+    "messages",
+    "stop_sequences",
+    "system",
+    "thinking",
+    "tool_choice",
+    "tools",
+)
+_NEUTRAL: Mapping[str, Any] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "include_reasoning": True,
+    "length_penalty": 1,
+    "modalities": ["text"],
+    "reasoning_effort": "none",
+    "repetition_penalty": 1,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "top_k": -1,
+    "verbosity": "medium",
+}
+"""The values of further fields, of OpenAI's API and of vLLM's, with which nothing changes."""
+_UNKNOWN: Mapping[str, str] = {
+    "functions": "it is the old form of tools; use tools",
+    "function_call": "it is the old form of tool_choice; use tool_choice",
+    "audio": "answers are text",
+    "web_search_options": "the endpoint searches nothing; give the policy a tool",
+    "top_logprobs": "only the log-probability of the sampled token is known; set logprobs alone",
+    "prompt_logprobs": "only the log-probabilities of sampled tokens are known",
+    "continue_final_message": "an answer is a whole turn; use /v1/completions to continue a text",
+    "stop_token_ids": "a turn ends with the model's own tokens; use stop",
+}
+"""Fields that an answer would have to follow, and does not."""
 
 
 class Chat:
@@ -106,8 +217,12 @@ class Chat:
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        fields.refuse(_UNKNOWN)
         messages = fields.required("messages", list)
-        foreign = list(fields.foreign(_FOREIGN))
+        foreign = fields.foreign(_CHAT_FIELDS, _NEUTRAL)
+        if body.get("parallel_tool_calls") is False:
+            foreign.append("parallel_tool_calls")
         response_format = fields.optional("response_format", dict)
         if response_format is not None and response_format.get("type", "text") != "text":
             foreign.append("response_format")
@@ -146,34 +261,8 @@ class Chat:
             "prompt_token_ids": list(answers[0].prompt_ids),
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        head = _head(body, answers, "chat.completion.chunk")
-        prompt_ids = list(answers[0].prompt_ids)
-        for index, answer in enumerate(answers):
-            message = _chat_message(answer)
-            calls = [
-                {**call, "index": number}
-                for number, call in enumerate(message.get("tool_calls") or ())
-            ]
-            deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-            if message["content"]:
-                deltas.append({"content": message["content"]})
-            if calls:
-                deltas.append({"tool_calls": calls})
-            for delta in deltas:
-                choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": None}
-                yield _event({**head, "choices": [choice]})
-            last = {
-                "index": index,
-                "delta": {},
-                "finish_reason": answer.finish_reason,
-                "logprobs": _chat_logprobs(answer) if body.get("logprobs") else None,
-                "token_ids": list(answer.token_ids),
-            }
-            yield _event({**head, "choices": [last], "prompt_token_ids": prompt_ids})
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**head, "choices": [], "usage": _usage(answers)})
-        yield "data: [DONE]\n\n"
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return ChatEvents(body)
 
     def error(self, error: AgentError) -> dict[str, Any]:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -187,6 +276,12 @@ class Completions(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        fields.refuse({**_UNKNOWN, "suffix": "a text is continued at its end alone"})
+        if fields.count("logprobs", at_least=0, at_most=1) and body.get("echo"):
+            raise ValueError(
+                "echo and logprobs are set, and a prompt's tokens have no logprobs here"
+            )
         prompt = fields.required("prompt", str, list)
         if isinstance(prompt, list):
             if len(prompt) != 1 or not isinstance(prompt[0], str):
@@ -200,7 +295,7 @@ class Completions(Chat):
             seed=fields.optional("seed", int),
             temperature=fields.number("temperature"),
             top_p=fields.number("top_p"),
-            foreign=fields.foreign((*_FOREIGN, "best_of", "suffix")),
+            foreign=tuple(fields.foreign(_TEXT_FIELDS, _NEUTRAL)),
         )
 
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
@@ -223,14 +318,18 @@ class Completions(Chat):
             "usage": _usage(answers),
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        usage = whole.pop("usage")
-        for choice in whole["choices"]:
-            yield _event({**whole, "choices": [choice]})
-        if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**whole, "choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return CompletionEvents(body)
+
+
+_STORED: Mapping[str, str] = {
+    "previous_response_id": "no response is stored here; send the whole input",
+    "conversation": "no conversation is stored here; send the whole input",
+    "prompt": "no prompt is stored here; send its text as instructions or input",
+    "background": "no response is stored here; wait for the answer",
+    "top_logprobs": _UNKNOWN["top_logprobs"].replace("set logprobs alone", "include them alone"),
+}
+"""Fields of responses that refer to what OpenAI stores."""
 
 
 class Responses(Chat):
@@ -240,26 +339,28 @@ class Responses(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
-        if body.get("previous_response_id"):
-            raise ValueError(
-                "previous_response_id is set, and no response is stored here; send the whole input"
-            )
+        fields.check_stream()
+        fields.refuse(_STORED)
         messages = []
         instructions = fields.optional("instructions", str)
         if instructions:
             messages.append({"role": "system", "content": instructions})
         messages += _items(fields.required("input", str, list))
-        text_format = ((fields.optional("text", dict) or {}).get("format") or {}).get(
-            "type", "text"
-        )
+        text_format = _Fields(fields.optional("text", dict) or {}).optional("format", dict) or {}
+        reasoning = fields.optional("reasoning", dict) or {}
         choice = _tool_choice(body.get("tool_choice"))
-        foreign = [] if text_format == "text" else ["text.format"]
+        foreign = fields.foreign(_RESPONSE_FIELDS, _NEUTRAL)
+        if body.get("parallel_tool_calls") is False:
+            foreign.append("parallel_tool_calls")
+        if text_format.get("type", "text") != "text":
+            foreign.append("text.format")
+        if reasoning.get("effort") not in (None, "none"):
+            foreign.append("reasoning.effort")
         if choice not in ("auto", "none"):
             foreign.append("tool_choice")
         tools = [
-            {"type": "function", "function": tool} if "function" not in tool else tool
+            {"type": "function", "function": tool} if _type_of(tool) == "function" else tool
             for tool in fields.optional("tools", list) or []
-            if isinstance(tool, Mapping)
         ]
         return AgentRequest(
             messages=_messages(messages),
@@ -277,7 +378,7 @@ class Responses(Chat):
         status = "incomplete" if answer.finish_reason == "length" else "completed"
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": f"resp_{answer.id}",
+            "id": answer.id,
             "object": "response",
             "created_at": int(time.time()),
             "model": str(body.get("model") or ""),
@@ -286,7 +387,7 @@ class Responses(Chat):
             "incomplete_details": details,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
-            "output": _output(answer),
+            "output": _output(answer, with_logprobs=_wants_logprobs(body)),
             "parallel_tool_calls": True,
             "temperature": body.get("temperature"),
             "top_p": body.get("top_p"),
@@ -303,64 +404,16 @@ class Responses(Chat):
             },
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        number = 0
-
-        def event(kind: str, **values: Any) -> str:
-            nonlocal number
-            number += 1
-            return _event({"type": kind, "sequence_number": number - 1, **values}, name=kind)
-
-        begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
-        for index, item in enumerate(whole["output"]):
-            place = {"output_index": index, "item_id": item["id"]}
-            if item["type"] == "message":
-                empty = {**item, "content": [], "status": "in_progress"}
-                part = item["content"][0]
-                yield event("response.output_item.added", output_index=index, item=empty)
-                yield event(
-                    "response.content_part.added",
-                    content_index=0,
-                    part={**part, "text": ""},
-                    **place,
-                )
-                yield event(
-                    "response.output_text.delta",
-                    content_index=0,
-                    delta=part["text"],
-                    logprobs=[],
-                    **place,
-                )
-                yield event(
-                    "response.output_text.done",
-                    content_index=0,
-                    text=part["text"],
-                    logprobs=[],
-                    **place,
-                )
-                yield event("response.content_part.done", content_index=0, part=part, **place)
-            else:
-                empty = {**item, "arguments": "", "status": "in_progress"}
-                yield event("response.output_item.added", output_index=index, item=empty)
-                yield event(
-                    "response.function_call_arguments.delta", delta=item["arguments"], **place
-                )
-                yield event(
-                    "response.function_call_arguments.done",
-                    arguments=item["arguments"],
-                    name=item["name"],
-                    **place,
-                )
-            yield event("response.output_item.done", output_index=index, item=item)
-        ending = "response.completed"
-        if whole["status"] == "incomplete":
-            ending = "response.incomplete"
-        yield event(ending, response=whole)
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return ResponseEvents(body)
 
 
+_ELSEWHERE: Mapping[str, str] = {
+    "container": "the endpoint runs no tools; give the policy yours",
+    "mcp_servers": "the endpoint runs no tools; give the policy those of the server",
+    "context_management": "the endpoint keeps all messages; send those that the policy is to read",
+}
+"""Fields of Anthropic's API for what its servers do."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """Anthropic's name for each reason why an answer ends."""
 
@@ -372,28 +425,31 @@ class Messages(Chat):
 
     def read(self, body: Mapping[str, Any]) -> AgentRequest:
         fields = _Fields(body)
+        fields.check_stream()
+        if body.get("thread"):
+            # its SDK sends the whole conversation then, without a thread
+            raise AgentError(
+                400,
+                "thread is set, and no conversation is stored here; send all messages",
+                "thread_unsupported_request",
+            )
+        fields.refuse(_ELSEWHERE)
         messages: list[dict[str, Any]] = []
         system = fields.optional("system", str, list)
         if system:
             messages.append({"role": "system", "content": text_of(system)})
-        for message in fields.required("messages", list):
-            messages += _from_anthropic(message)
+        for number, message in enumerate(fields.required("messages", list)):
+            messages += _from_anthropic(number, message)
+        if messages and messages[-1]["role"] == "assistant":
+            raise ValueError("the last message is the assistant's, and an answer is a whole turn")
         choice = (fields.optional("tool_choice", dict) or {}).get("type", "auto")
-        foreign = list(fields.foreign(("top_k", "thinking")))
+        foreign = fields.foreign(_MESSAGE_FIELDS, _NEUTRAL)
+        thinking = fields.optional("thinking", dict) or {}
+        if thinking.get("type", "disabled") != "disabled":
+            foreign.append("thinking")
         if choice not in ("auto", "none"):
             foreign.append("tool_choice")
-        tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.get("name"),
-                    "description": tool.get("description", ""),
-                    "parameters": tool.get("input_schema", {}),
-                },
-            }
-            for tool in fields.optional("tools", list) or []
-            if isinstance(tool, Mapping)
-        ]
+        tools = [_tool_of_anthropic(tool) for tool in fields.optional("tools", list) or []]
         return AgentRequest(
             messages=_messages(messages),
             tools=_tools(tools),
@@ -409,7 +465,7 @@ class Messages(Chat):
         answer = answers[0]
         usage = _usage(answers)
         return {
-            "id": f"msg_{answer.id}",
+            "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": str(body.get("model") or ""),
@@ -424,40 +480,14 @@ class Messages(Chat):
             },
         }
 
-    def events(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        whole = self.write(body, answers)
-        usage = whole["usage"]
-        begun = {
-            **whole,
-            "content": [],
-            "stop_reason": None,
-            "usage": {**usage, "output_tokens": 0},
-        }
-        yield _event({"type": "message_start", "message": begun}, name="message_start")
-        for index, block in enumerate(whole["content"]):
-            empty: dict[str, Any]
-            if block["type"] == "text":
-                empty = {"type": "text", "text": ""}
-                delta = {"type": "text_delta", "text": block["text"]}
-            else:
-                empty = {**block, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            values: tuple[dict[str, Any], ...] = (
-                {"type": "content_block_start", "index": index, "content_block": empty},
-                {"type": "content_block_delta", "index": index, "delta": delta},
-                {"type": "content_block_stop", "index": index},
-            )
-            for value in values:
-                yield _event(value, name=value["type"])
-        delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        last = {"type": "message_delta", "delta": delta, "usage": usage}
-        yield _event(last, name="message_delta")
-        yield _event({"type": "message_stop"}, name="message_stop")
+    def stream(self, body: Mapping[str, Any]) -> Events:
+        return MessageEvents(body)
 
     def error(self, error: AgentError) -> dict[str, Any]:
         kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
         kind = kinds.get(error.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(error)}}
+        details = {"error_code": error.code}
+        return {"type": "error", "error": {"type": kind, "message": str(error), "details": details}}
 
 
 DIALECTS: Sequence[Dialect] = (Chat(), Completions(), Responses(), Messages())
@@ -466,13 +496,22 @@ DIALECTS: Sequence[Dialect] = (Chat(), Completions(), Responses(), Messages())
 # --- reading
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 def _messages(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     if not values:
         raise ValueError("messages is empty")
     messages = []
     for number, message in enumerate(values):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str):
             raise ValueError(f"messages[{number}] has no role")
+        if role not in _ROLES:
+            raise ValueError(
+                f"messages[{number}] has the role {quoted(role)}, expected one of"
+                f" {', '.join(_ROLES)}"
+            )
         try:
             messages.append(comparable(message))
         except ValueError as error:
@@ -486,10 +525,18 @@ def _messages(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
 def _tools(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     tools = []
     for number, tool in enumerate(values):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
+        kind = _type_of(tool)
+        if kind != "function":
+            raise ValueError(
+                f"tools[{number}] is of type {quoted(kind)}, which the endpoint does not run;"
+                " expected a function"
+            )
+        function = tool.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"tools[{number}] is not a function with a name")
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(parameters, Mapping):
+            raise ValueError(f"tools[{number}]: parameters is not a JSON schema")
         tools.append(
             {
                 "type": "function",
@@ -503,6 +550,27 @@ def _tools(values: Sequence[Any]) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
+def _type_of(value: Any) -> str:
+    """Return the type of a tool: a function if it says none."""
+    if not isinstance(value, Mapping):
+        return type(value).__name__
+    return str(value.get("type") or "function")
+
+
+def _tool_of_anthropic(tool: Any) -> Any:
+    """Return a tool of Anthropic's API as one of OpenAI's; one that its servers know stays."""
+    if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+        return tool
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.get("name"),
+            "description": tool.get("description", ""),
+            "parameters": tool.get("input_schema", {}),
+        },
+    }
+
+
 def _tool_choice(value: Any) -> str:
     if value is None:
         return "auto"
@@ -511,7 +579,7 @@ def _tool_choice(value: Any) -> str:
     if isinstance(value, Mapping):
         function = value.get("function")
         name = function.get("name") if isinstance(function, Mapping) else value.get("name")
-        return str(name or "auto")
+        return str(name or value.get("type") or "auto")
     raise ValueError(f"tool_choice is {type(value).__name__}, expected a text or a tool")
 
 
@@ -548,13 +616,18 @@ def _items(value: str | Sequence[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _from_anthropic(message: Any) -> list[dict[str, Any]]:
+def _from_anthropic(number: int, message: Any) -> list[dict[str, Any]]:
     """Return an Anthropic message as chat messages: tool results are messages of their own."""
     if not isinstance(message, Mapping):
-        raise ValueError(f"a message is {type(message).__name__}, expected an object")
+        raise ValueError(f"messages[{number}] is {type(message).__name__}, expected an object")
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return [{"role": message.get("role"), "content": content}]
+    if not isinstance(content, list):
+        raise ValueError(
+            f"messages[{number}]: content is {type(content).__name__}, expected a text or a list of"
+            " blocks"
+        )
     results: list[dict[str, Any]] = []
     texts: list[str] = []
     calls = []
@@ -574,8 +647,10 @@ def _from_anthropic(message: Any) -> list[dict[str, Any]]:
                 }
             )
         elif kind not in ("thinking", "redacted_thinking"):
-            raise ValueError(f"content has a block of type {kind!r}; only text can be read")
-    if texts or calls:
+            raise ValueError(
+                f"messages[{number}] has a block of type {kind!r}; only text can be read"
+            )
+    if texts or calls or not results:
         own: dict[str, Any] = {"role": message.get("role"), "content": "\n".join(texts)}
         if calls:
             own["tool_calls"] = calls
@@ -614,7 +689,11 @@ def _chat_message(answer: AgentAnswer) -> dict[str, Any]:
     return message
 
 
-def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
+def _wants_logprobs(body: Mapping[str, Any]) -> bool:
+    return "message.output_text.logprobs" in (body.get("include") or ())
+
+
+def _output(answer: AgentAnswer, *, with_logprobs: bool) -> list[dict[str, Any]]:
     """Return the items of a Responses output."""
     items: list[dict[str, Any]] = []
     message = _chat_message(answer)
@@ -624,6 +703,8 @@ def _output(answer: AgentAnswer) -> list[dict[str, Any]]:
             "text": message["content"] or "",
             "annotations": [],
         }
+        if with_logprobs:
+            part["logprobs"] = _chat_logprobs(answer)["content"]
         items.append(
             {
                 "id": f"msg_{answer.id}",
@@ -696,8 +777,3 @@ def _text_logprobs(answer: AgentAnswer) -> dict[str, Any]:
         "top_logprobs": None,
         "text_offset": offsets,
     }
-
-
-def _event(value: Mapping[str, Any], *, name: str | None = None) -> str:
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dapo.core.text import quoted
 from dapo.environments.agents.dialects import DIALECTS, Dialect
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.session import AgentError, Outcome, Pending, Session
+from dapo.environments.agents.streaming import GrowingPending, grown, replayed
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 * 2**20
 """The largest body of a request."""
-_NO_KEYS = ("", "EMPTY", "dummy", "none", "None")
+_RETRY_AFTER_S = 1
+_NO_KEYS = ("", "-", "dummy", "empty", "fake", "local", "none", "not-needed", "placeholder", "x")
 """Keys that clients send to servers that need none: the address alone names the session then."""
 _CLIENT_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What reading a client's values may raise."""
@@ -72,7 +75,7 @@ class Sessions:
             if session_id in self._ended:
                 raise _ended()
             raise AgentError(404, "there is no such session", "not_found")
-        if session is not addressed and key not in _NO_KEYS:
+        if session is not addressed and key.lower() not in _NO_KEYS:
             raise AgentError(401, "the API key is not that of this session", "invalid_api_key")
         return addressed
 
@@ -100,6 +103,8 @@ def make_app(find: Callable[[str, str | None], Asked]) -> "Starlette":
     for prefix in ("", "/sessions/{session}"):
         models = _guarded(bound(_models))
         routes.append(Route(f"{prefix}/v1/models", models, methods=["GET"]))
+        model = _guarded(bound(_model))
+        routes.append(Route(f"{prefix}/v1/models/{{model:path}}", model, methods=["GET"]))
         for dialect in DIALECTS:
             answer = _guarded(bound(_respond, dialect), dialect)
             # the SDK of Anthropic adds /v1 to an address that ends with it
@@ -117,8 +122,21 @@ async def _models(request: "Request", find: Callable[[str, str | None], Asked]) 
     from starlette.responses import JSONResponse
 
     asked = find(_key_of(request), request.path_params.get("session"))
-    model = {"id": asked.model, "object": "model", "created": 0, "owned_by": "dapo"}
-    return JSONResponse({"object": "list", "data": [model]})
+    return JSONResponse({"object": "list", "data": [_described(asked.model)]})
+
+
+async def _model(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":
+    from starlette.responses import JSONResponse
+
+    asked = find(_key_of(request), request.path_params.get("session"))
+    name = request.path_params["model"]
+    if name != asked.model:
+        raise AgentError(404, f"there is no model {quoted(name)}, only {asked.model}", "not_found")
+    return JSONResponse(_described(name))
+
+
+def _described(model: str) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": 0, "owned_by": "dapo"}
 
 
 async def _reward(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":
@@ -160,7 +178,8 @@ def _guarded(
             failure = AgentError(400, str(error) or type(error).__name__)
         except ClientDisconnect:
             return Response(status_code=499)
-        return JSONResponse(dialect.error(failure), failure.status)
+        headers = {"Retry-After": str(_RETRY_AFTER_S)} if failure.status == 429 else None
+        return JSONResponse(dialect.error(failure), failure.status, headers)
 
     return guarded
 
@@ -182,29 +201,52 @@ async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Resp
     from starlette.responses import JSONResponse, Response, StreamingResponse
 
     body = await _body_of(request)
-    agent_request = dialect.read(body)
-    if _says_retry(request):
-        agent_request = _as_retry(agent_request)
+    agent_request = replace(
+        dialect.read(body),
+        model=_text_of(body, "model"),
+        template_kwargs=_mapping_of(body, "chat_template_kwargs"),
+    )
+    agent_request = replace(agent_request, is_retry=_says_retry(request, asked))
     pending = asked.submit(agent_request)
-    answered: asyncio.Future[Any] = asyncio.wrap_future(pending.answers)
+    is_streamed = bool(body.get("stream"))
+    answered: asyncio.Future[Any]
+    if is_streamed and isinstance(pending, GrowingPending):
+        pending.is_watched = True
+        answered = asyncio.ensure_future(pending.begun.wait())
+    else:
+        answered = asyncio.wrap_future(pending.answers)
     gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not answered.done():
             pending.answers.cancel()
             return Response(status_code=499)
-        answers = answered.result()
+        answered.result()
     finally:
         gone.cancel()
-    if body.get("stream"):
-        events = dialect.events(body, answers)
+        answered.cancel()
+    if isinstance(pending, GrowingPending) and not pending.answers.done():
+        events = grown(dialect, body, pending)
+        return StreamingResponse(events, media_type="text/event-stream")
+    answers = pending.answers.result()
+    if not is_streamed:
+        return JSONResponse(dialect.write(body, answers))
 
-        async def replay() -> Any:
-            for event in events:
-                yield event
+    async def replay() -> Any:
+        for event in replayed(dialect, body, answers):
+            yield event
 
-        return StreamingResponse(replay(), media_type="text/event-stream")
-    return JSONResponse(dialect.write(body, answers))
+    return StreamingResponse(replay(), media_type="text/event-stream")
+
+
+def _text_of(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _mapping_of(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 async def _disconnected(request: "Request") -> None:
@@ -247,11 +289,10 @@ def _session_of(request: "Request", find: Callable[[str, str | None], Asked]) ->
     return asked
 
 
-def _says_retry(request: "Request") -> bool:
-    """Return True if the SDK says that it sends a request again."""
+def _says_retry(request: "Request", asked: Asked) -> bool:
+    """Return True if the client says that it sends a request again."""
+    idempotency_key = request.headers.get("idempotency-key")
+    if idempotency_key and isinstance(asked, Session) and asked.is_repeated(idempotency_key):
+        return True
     count = request.headers.get("x-stainless-retry-count", "0")
     return count.isdigit() and int(count) > 0
-
-
-def _as_retry(request: AgentRequest) -> AgentRequest:
-    return replace(request, is_retry=True)

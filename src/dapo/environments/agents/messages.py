@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -40,6 +41,10 @@ class AgentRequest:
     """Further fields that would make the answer's distribution another than the policy's."""
     is_retry: bool = field(default=False, compare=False)
     """Whether the client says that it repeats a request which it sent before."""
+    model: str | None = field(default=None, compare=False)
+    """The model that the client names; an agent's is the policy, whatever the name."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Variables of the chat template, which a served model reads."""
 
     @cached_property
     def key(self) -> str:
@@ -63,7 +68,7 @@ class AgentRequest:
 
     def without_messages(self) -> "AgentRequest":
         """Return the request without what a call stores beside it."""
-        return replace(self, messages=(), prompt=None)
+        return replace(self, messages=(), prompt=None, template_kwargs={})
 
     def options_json(self) -> dict[str, Any]:
         """Return the options of the request as JSON values, without those that have the default."""
@@ -119,8 +124,14 @@ def comparable(message: Mapping[str, Any]) -> dict[str, Any]:
         "role": str(message.get("role")),
         "content": text_of(message.get("content")),
     }
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(thought, str) and "<think>" not in result["content"]:
+        # clients that read a thought out of an answer send it back beside the text
+        result["content"] = f"<think>\n{thought}\n</think>\n\n{result['content']}"
     calls = message.get("tool_calls")
     if calls:
+        if not isinstance(calls, list) or result["role"] != "assistant":
+            raise ValueError("tool_calls is to be a list in an assistant's message")
         result["tool_calls"] = [_comparable_call(call) for call in calls]
     if result["role"] == "tool" and message.get("tool_call_id") is not None:
         result["tool_call_id"] = str(message["tool_call_id"])
@@ -157,22 +168,38 @@ def text_of(content: Any) -> str:
 def same_text(message: Mapping[str, Any]) -> str:
     """Return what a message says as JSON: messages that say the same have equal ones.
 
-    Of an answer, neither white space around it nor the ids of its tool calls count.
+    Of an answer, neither white space around it and its thought, nor attributes of the thought's
+    tag, nor the ids of its tool calls count, and 2.0 is the argument 2: clients change these.
     """
     if message["role"] != "assistant":
         return to_json(message)
-    return to_json(["assistant", message["content"].strip(), _calls_of(message)])
+    content = _THOUGHT_TAG.sub(r"<\1think>", message["content"]).strip()
+    return to_json(["assistant", content, _calls_of(message)])
+
+
+_THOUGHT_TAG = re.compile(r"\s*<(/?)think(?:\s[^<>]*)?>\s*")
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
-        (call["function"]["name"], call["function"]["arguments"])
+        (call["function"]["name"], _with_integers(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
 
 
+def _with_integers(value: Any) -> Any:
+    """Return JSON values with whole numbers as integers, as JavaScript writes them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _with_integers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_integers(item) for item in value]
+    return value
+
+
 def _comparable_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
+    function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError("a tool call has no function with a name")
     arguments = function.get("arguments")

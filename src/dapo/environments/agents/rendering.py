@@ -1,7 +1,7 @@
 """Turns an agent's messages into tokens, and the policy's tokens into its messages."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dapo.core.errors import DataError
@@ -9,7 +9,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.environments.agents.calls import Call
 from dapo.environments.agents.messages import AgentRequest, depth_of, to_json
 from dapo.environments.agents.session import MAX_DEPTH, AgentError
-from dapo.environments.calls import PYTHON_TAG, ToolCall
+from dapo.environments.calls import PYTHON_TAG, CallForm, ToolCall, WrongCall, call_text
 from dapo.environments.rendering import TurnRenderer
 from dapo.types import Message, Problem
 
@@ -94,6 +94,9 @@ class AgentRenderer:
     ) -> tuple[str, Message]:
         """Return the text of a turn, and the assistant's message that an agent receives.
 
+        A call of an unknown tool, or with arguments that do not fit, reaches the agent as it was
+        written: agents answer it. A turn with a call that is not JSON is text.
+
         Args:
             request: What the agent asked for.
             token_ids: The turn's tokens.
@@ -103,11 +106,7 @@ class AgentRenderer:
         text = renderer.text(token_ids)
         calls: list[ToolCall] = []
         if renderer.calls is not None and request.tool_choice != "none":
-            calls = [
-                call
-                for call in renderer.calls.read(text)
-                if isinstance(call, ToolCall) and depth_of(call.arguments) <= MAX_DEPTH
-            ]
+            calls = _written(renderer.calls.read(text))
         if not calls:
             return text, {"role": "assistant", "content": text}
         tool_calls = [
@@ -161,16 +160,13 @@ class AgentRenderer:
             raise AgentError(400, f"tools: {error}") from None
 
     def _chat_ids(self, renderer: TurnRenderer, request: AgentRequest) -> tuple[int, ...]:
-        messages = request.messages
-        error: Exception | None = None
-        # templates read the arguments of a call as a mapping, or as JSON text
-        for write in (dict, _with_json_arguments):
-            prompt = [write(message) for message in messages]
+        errors = []
+        for prompt in _forms(renderer, request.messages):
             try:
                 return renderer.prompts.encode_once(Problem("", prompt, ""))
-            except (DataError, TypeError) as reason:
-                error = reason
-        raise AgentError(400, f"messages: {error}")
+            except (DataError, TypeError) as error:
+                errors.append(str(error).removeprefix("problem : "))
+        raise AgentError(400, f"messages: {errors[0]}")
 
     def _text_ids(self, renderer: TurnRenderer, text: str, parent: Call | None) -> tuple[int, ...]:
         if parent is not None:
@@ -180,12 +176,58 @@ class AgentRenderer:
         return self._texts.encode_once(Problem("", text, ""))
 
 
+def _written(calls: Sequence[ToolCall | WrongCall]) -> list[ToolCall]:
+    """Return the calls of a turn for its agent; none if one of them cannot be read."""
+    written = [call if isinstance(call, ToolCall) else call.written for call in calls]
+    readable = [
+        call for call in written if call is not None and depth_of(call.arguments) <= MAX_DEPTH
+    ]
+    return readable if len(readable) == len(calls) else []
+
+
+def _forms(renderer: TurnRenderer, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
+    """Yield a chat in the forms in which templates may read it, until one accepts it."""
+    if not any("tool_calls" in message or message["role"] == "tool" for message in messages):
+        yield [dict(message) for message in messages]
+        return
+    call_form = "hermes" if renderer.calls is None else renderer.calls.form
+    # templates read the arguments of a call as a mapping, or as JSON text
+    forms = [
+        [dict(message) for message in messages],
+        [with_json_arguments(message) for message in messages],
+        [_with_calls_as_text(message, call_form) for message in messages],
+    ]
+    yield from filter(renderer.shows_tools, forms)
+    joined: list[dict[str, Any]] = []
+    for message in forms[-1]:
+        role = "user" if message["role"] == "tool" else message["role"]
+        if role == "user" and joined and joined[-1]["role"] == "user":
+            joined[-1]["content"] += f"\n{message['content']}"
+        else:
+            joined.append({"role": role, "content": message["content"]})
+    yield joined
+
+
+def _with_calls_as_text(message: Message, form: CallForm) -> dict[str, Any]:
+    """Return a message with its tool calls as the policy writes them, for templates without them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    texts = [message["content"]] if message["content"] else []
+    texts += [
+        call_text(ToolCall(call["function"]["name"], call["function"]["arguments"]), form)
+        for call in calls
+    ]
+    return {"role": message["role"], "content": "\n".join(texts)}
+
+
 def _plain(message: Message) -> Message:
     """Return what an observation's message has: role, content and the name of a tool."""
     return {key: message[key] for key in ("role", "content", "name") if key in message}
 
 
-def _with_json_arguments(message: Message) -> dict[str, Any]:
+def with_json_arguments(message: Message) -> dict[str, Any]:
+    """Return a message whose tool calls have their arguments as JSON text."""
     calls = message.get("tool_calls")
     if not calls:
         return dict(message)

@@ -109,6 +109,7 @@ class Session:
         self._arrived: list[Pending] = []
         self._num_waiting_chars = 0
         self._num_arrivals = 0
+        self._idempotency_keys: set[str] = set()
         self._rewards: list[Any] = []
         self._outcome: Outcome | None = None
         self._is_closed = False
@@ -146,6 +147,13 @@ class Session:
             self.num_refused += 1
             self._last_refusal = shorten(reason, _MAX_REFUSAL_CHARS)
 
+    def is_repeated(self, idempotency_key: str) -> bool:
+        """Return True if a client has sent a request with this key before, and remember it."""
+        with self._lock:
+            is_known = idempotency_key in self._idempotency_keys
+            self._idempotency_keys.add(idempotency_key)
+        return is_known
+
     def reward(self, value: Any) -> None:
         """Take the reward that an agent elsewhere sends. Raises AgentError after the end."""
         with self._lock:
@@ -176,6 +184,8 @@ class Session:
             if value is not None and value != own
         ]
         differing += [f"{name} is set" for name in request.foreign]
+        if request.template_kwargs:
+            differing.append("chat_template_kwargs is set")
         if not differing:
             return
         if not self._overrides:
