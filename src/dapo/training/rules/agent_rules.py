@@ -16,6 +16,8 @@ MASKED = 0.25  # the fraction of sampled tokens that do not train
 
 def rewritten_history(history: MetricHistory, config: Config) -> Symptom | None:
     """Most calls behind another one do not continue it."""
+    if not config.runs_agent:
+        return None
     rewritten = history.total("rollout/rewritten_histories")
     later_calls = _calls(history, config) - _episodes(history, config)
     if history.steps < MIN_STEPS or rewritten <= BRANCHES * later_calls or not rewritten:
@@ -33,9 +35,11 @@ def rewritten_history(history: MetricHistory, config: Config) -> Symptom | None:
 
 def slow_agent(history: MetricHistory, config: Config) -> Symptom | None:
     """A step mostly waits for agents."""
+    if not config.runs_agent:
+        return None
     waiting_s = history.mean("time/environment_s")
     step_s = history.mean("time/step_s")
-    if not config.runs_agent or waiting_s is None or step_s is None:
+    if waiting_s is None or step_s is None:
         return None
     if waiting_s < MIN_WAITING_S or waiting_s <= WAITING * step_s:
         return None
@@ -50,6 +54,8 @@ def slow_agent(history: MetricHistory, config: Config) -> Symptom | None:
 
 def refused_requests(history: MetricHistory, config: Config) -> Symptom | None:
     """The endpoint answers many requests with an error."""
+    if not config.runs_agent:
+        return None
     refused = history.total("rollout/refused_requests")
     requests = _calls(history, config) + refused
     if history.steps < MIN_STEPS or refused <= REFUSED * requests:
@@ -65,6 +71,8 @@ def refused_requests(history: MetricHistory, config: Config) -> Symptom | None:
 
 def overridden_requests(history: MetricHistory, config: Config) -> Symptom | None:
     """Most requests ask for another distribution than the run's."""
+    if not config.runs_agent:
+        return None
     overridden = history.total("rollout/overridden_requests")
     calls = _calls(history, config)
     if history.steps < MIN_STEPS or overridden <= OVERRIDDEN * calls or not overridden:
@@ -79,6 +87,8 @@ def overridden_requests(history: MetricHistory, config: Config) -> Symptom | Non
 
 def empty_answers(history: MetricHistory, config: Config) -> Symptom | None:
     """Many calls find no tokens or turns left."""
+    if not config.runs_agent:
+        return None
     empty = history.total("rollout/empty_answers")
     calls = _calls(history, config)
     if history.steps < MIN_STEPS or empty <= REFUSED * calls:
@@ -101,6 +111,8 @@ def empty_answers(history: MetricHistory, config: Config) -> Symptom | None:
 
 def masked_tokens(history: MetricHistory, config: Config) -> Symptom | None:
     """Much of what is sampled does not train."""
+    if not config.runs_agent:
+        return None
     masked = history.total("rollout/masked_tokens")
     sampled = (history.mean("rollout/response_tokens_mean") or 0.0) * _episodes(history, config)
     if history.steps < MIN_STEPS or masked <= MASKED * sampled or not masked:
