@@ -20,7 +20,7 @@ def calls_of(row: Row, episode: Episode) -> list[dict[str, Any]]:
 
 def conversations_of(row: Row) -> list[dict[str, Any]]:
     """Return the tokens of a response and of its branches, as `prompt_ids`, `token_ids`, `logprobs`."""
-    stored = {"prompt_ids": None, "branches": []}
+    stored: dict[str, Any] = {"prompt_ids": None, "branches": []}
     if row.get("branches") is not None:
         stored = json.loads(row["branches"])
     first = {

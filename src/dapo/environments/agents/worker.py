@@ -121,7 +121,8 @@ def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, 
     """Return a function that plays with the user's function, or its class's method `run`."""
     function: Any = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
     if inspect.isclass(function):
-        function = function(**options).run
+        made: Any = function(**options)
+        function = made.run
         options = {}
     elif not inspect.isroutine(function) and hasattr(function, "run"):
         function = function.run
