@@ -272,11 +272,17 @@ def _expanded(keywords: Mapping[str, Any], site: CallSite) -> tuple[dict[str, An
     return expanded, texts
 
 
+_SOURCE_KINDS = frozenset({"builtin", "environment", "gym", "hub", "mix", "path"})
+"""The keys of which each data source has one."""
+
+
 def _settings_in(name: str, value: Any) -> dict[str, Any] | None:
     """Return the options that an argument holds: a configuration object or a section of verl."""
     if isinstance(value, Mapping):
         if name == "args":
             return dict(value)
+        if _SOURCE_KINDS & value.keys():  # a data source, whose keys are its own
+            return None
         leaves = dict(leaves_of(name, value))
         return leaves if any(_is_foreign(leaf) for leaf in leaves) else None
     if isinstance(value, str | Path) or name not in ("args", "config") or value is None:
