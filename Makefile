@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym install-gpu quickstart test test-changed test-libraries test-without-kernels test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
+.PHONY: install install-dev install-gym install-gpu quickstart docs-outputs test test-changed test-libraries test-without-kernels test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -98,9 +98,10 @@ test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
 # what takes too long for every change: libraries, repository, Ray and tools, the products and lists of which
-# `make test` meets a sample (marker nightly), 200 kills at random moments (about eight minutes), the soak
+# `make test` meets a sample (marker nightly), the outputs that pages show, 200 kills at random moments (about eight minutes), the soak
 nightly: test-libraries test-repository test-ray test-tools
 	$(PARALLEL) -m nightly tests
+	$(VENV)/bin/python docs/outputs.py --check
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
@@ -139,6 +140,11 @@ docs: install
 	$(VENV)/bin/python docs/generated_pages.py metrics > docs/metrics.md
 	$(VENV)/bin/python docs/generated_pages.py options > docs/options.md
 	$(VENV)/bin/python docs/generated_pages.py docs/losses.md
+
+# the outputs that README and pages show, from new runs of their commands: a quarter of an hour. ARGS="docs/view.md" renews
+# one page, ARGS=--cheap leaves out commands of minutes, ARGS=--check compares and writes nothing
+docs-outputs: install-dev
+	$(VENV)/bin/python docs/outputs.py $(ARGS)
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks evidence examples docs/*.py .ci/*.py setup.py

@@ -1,9 +1,9 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
 The Python interface: `train`, `resume` and `load`, the `Run` that they return, `Stop` and `STOP` to
-end a run from a callback, `session` for your own loop, `check`, `check_reward` and `compare` for a
-look before and after, and the errors that they raise. Each is imported on first use, so that
-`import dapo` is immediate.
+end a run from a callback, `session` for your own loop, `check`, `check_reward`, `play` and
+`compare` for a look before and after, and the errors that they raise. Each is imported on first
+use, so that `import dapo` is immediate.
 
 Example:
     >>> import dapo
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dapo.api.checks import check, check_reward, compare
     from dapo.api.entry_points import load, resume, train
+    from dapo.api.play import play
     from dapo.api.run import Run, TrainingInterrupted
     from dapo.api.session import session
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
@@ -45,6 +46,7 @@ _HOMES = {
     "check_reward": "dapo.api.checks",
     "compare": "dapo.api.checks",
     "load": "dapo.api.entry_points",
+    "play": "dapo.api.play",
     "resume": "dapo.api.entry_points",
     "session": "dapo.api.session",
     "train": "dapo.api.entry_points",
@@ -72,6 +74,7 @@ __all__ = [
     "check_reward",
     "compare",
     "load",
+    "play",
     "resume",
     "session",
     "train",

@@ -133,6 +133,12 @@ class Episode:
     tool_errors: int = 0
     ending: str = ""
     """What the environment said last, with `done` or in `end`: the policy never reads it."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers that an agent returned with its reward, by name."""
+    calls: Sequence[Mapping[str, Any]] = ()
+    """The requests of an agent, in the order in which they were served; empty for an environment."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What else is counted of an agent: branches, retries, tokens that do not train."""
 
     @property
     def answer(self) -> str:
@@ -153,7 +159,17 @@ class Episode:
 
     @property
     def num_turns(self) -> int:
+        """The number of the policy's turns: of an agent, its calls in all branches."""
+        if self.calls:
+            return len(self.calls)
         return sum(message["role"] == "assistant" for message in self.messages)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the environment, or the agent, failed; None: it did not."""
+        if self.error is None or self.error.startswith("the agent"):
+            return self.error
+        return f"{'agent' if self.counts else 'environment'}: {self.error}"
 
 
 class EpisodeText(str):
@@ -211,6 +227,16 @@ class Generation:
     Example: `((0, 11), (137, 12))` for a response that was begun by version 11 and went on with
     version 12.
     """
+    prompt_ids: tuple[int, ...] | None = None
+    """The tokens behind which it was sampled, where an agent wrote them; None: its group's prompt."""
+    branches: tuple["Generation", ...] = ()
+    """The other conversations of an agent's episode, each behind its own `prompt_ids`.
+
+    A branch begins where the agent rewrote or forked the history. What it shares with an earlier
+    branch is part of its prompt, so that each sampled token occurs in one branch.
+    """
+    is_masked: bool = False
+    """Whether none of its tokens trains: an agent never read the answer, or no reward refers to it."""
 
     def __post_init__(self) -> None:
         if self.sampled is None:
@@ -221,13 +247,23 @@ class Generation:
 
     @property
     def num_sampled(self) -> int:
-        """The length of the response: the number of its tokens that the policy sampled."""
-        return num_sampled(self.token_ids, self.sampled)
+        """The length of the response: the number of tokens that the policy sampled, in all
+        branches.
+        """
+        own = num_sampled(self.token_ids, self.sampled)
+        return own + sum(branch.num_sampled for branch in self.branches)
+
+    @property
+    def conversations(self) -> "tuple[Generation, ...]":
+        """The response itself and its branches."""
+        return self, *self.branches
 
     @property
     def mask(self) -> Sequence[int]:
-        """1 for each token that the policy sampled, else 0."""
+        """1 for each token that trains: those that the policy sampled, unless it is masked."""
         length = len(self.token_ids)
+        if self.is_masked:
+            return constant_row(False, length)
         return constant_row(True, length) if self.sampled is None else mask_of(self.sampled, length)
 
     @property
@@ -239,6 +275,9 @@ class Generation:
         for (start, version), end in zip(starts, ends, strict=True):
             sampled = self.sampled if self.sampled is not None else ((start, end),)
             if count := sum(max(0, min(end, b) - max(start, a)) for a, b in sampled):
+                found[version] = found.get(version, 0) + count
+        for branch in self.branches:
+            for version, count in branch.tokens_by_version.items():
                 found[version] = found.get(version, 0) + count
         return found
 
@@ -271,7 +310,9 @@ class Verdict:
     none.
     """
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """The unweighted score of each verifier that applied; empty with a single verifier."""
+    """The unweighted score of each of several verifiers that applied, and further numbers that an
+    agent returned.
+    """
     deciders: tuple[str, ...] = field(default=(), compare=False)
     """Of several verifiers, those that say right or wrong, and so decide `correct`."""
 
@@ -387,6 +428,8 @@ class Sample:
     """Log-probabilities by a teacher behind a server; None: the policy computes those of its
     reference itself.
     """
+    weight: float = 1.0
+    """The share of its episode: 1 / the number of branches that train, whose shares add up to 1."""
 
     @property
     def num_sampled(self) -> int:

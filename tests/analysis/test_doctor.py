@@ -96,7 +96,7 @@ def test_a_healthy_run_is_told_so_first_and_what_was_looked_at(
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
     verdict, *looked_at = printed.splitlines()
-    assert verdict == "healthy: 29 rules looked, nothing wrong"
+    assert verdict == "healthy: 35 rules looked, nothing wrong"
     assert " ".join(looked_at) == f"{path}: 6 steps, 0 evaluations, 1 table of responses"
 
 
@@ -138,7 +138,7 @@ def test_json_holds_the_same_and_nothing_else_is_printed(
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
     _, printed = doctor(capsys, str(path), "--json")
     found = json.loads(printed)
-    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 29)
+    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 35)
     (finding,) = found["findings"]
     assert (finding["name"], finding["severity"], finding["since"], finding["holds"]) == (
         "verifier_errors",
@@ -156,7 +156,7 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     path = a_run(tmp_path / "run", [ERRORS] * 4 + [STEP] * 8)
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    verdict = "healthy: 29 rules looked, nothing wrong at the end; over: verifier_errors\n"
+    verdict = "healthy: 35 rules looked, nothing wrong at the end; over: verifier_errors\n"
     assert printed.startswith(verdict)
     assert "verifier_errors, from step 3 to 7, no longer" in printed
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dapo.api.code_writer import CodeWriter
+from dapo.core import loading
 from dapo.core.errors import RewardError
 from helpers.cells import run_cells
 from helpers.tables import for_each_row
@@ -329,3 +330,48 @@ def test_a_function_that_reads_its_key_is_written():
         "import os", "def reward(text):\n    api_key = os.environ['JUDGE_KEY']\n    return 1"
     )["reward"]
     assert "os.environ['JUDGE_KEY']" in written(function)["text"]
+
+
+PLACED = """import functools
+@functools.cache
+def shares(text):
+    return len(text) / 0
+"""
+
+
+def failure_of(writer: CodeWriter, function: Any, folder: Path) -> loading.Failure:
+    """The failure of the function that is read back from the written module."""
+    path = writer.qualified(writer.add(function))
+    writer.module().write(folder)
+    loading.CODE_FOLDERS[:] = [folder]
+    copy = loading.load_callable(path, error=RewardError)
+    failure = loading.try_call(lambda: copy("a"))
+    assert isinstance(failure, loading.Failure)
+    return failure
+
+
+def test_an_error_in_a_copied_function_names_the_line_that_the_user_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loading, "CODE_FOLDERS", [])
+    script = tmp_path / "script.py"
+    script.write_text(PLACED)
+    of_script: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(PLACED, str(script), "exec"), of_script)
+    of_cell = run_cells(PLACED)
+    places = {
+        "(shares, line 4 of the cell)": of_cell["shares"],
+        "(script.py, line 4)": of_script["shares"],
+    }
+    for number, (place, function) in enumerate(places.items()):
+        failure = failure_of(CodeWriter(f"reward{number}"), function, tmp_path / "code")
+        assert failure.reason == f"raised ZeroDivisionError: division by zero {place}"
+
+
+def test_a_function_that_moves_in_its_cell_keeps_its_module():
+    names = set()
+    for space in ("", "\n\n"):
+        writer = CodeWriter("reward")
+        moved = run_cells(f"{space}{PLACED}")["shares"]
+        names.add(writer.qualified(writer.add(moved)))
+    assert len(names) == 1

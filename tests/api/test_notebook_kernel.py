@@ -1,5 +1,6 @@
 """A real kernel: what a person sees of errors, of Ctrl-C and of a run while it trains."""
 
+import ast
 import re
 from typing import Any
 
@@ -7,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from helpers.paths import ROOT
 from helpers.tables import for_each_row
 
 MAX_LINES = 3
@@ -25,6 +27,44 @@ def fails(run, metrics):
     return metrics["no such metric"]
 small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1, workers=1, lr=1e-3)
 """
+GAME = """
+from dapo.environments import StepResult
+class Echo:
+    def reset(self, problem, seed):
+        return "Say <hello>."
+    def step(self, action):
+        return StepResult("Heard.", reward=float("hello" in action), done=True)
+"""
+VIEWS = {
+    "run.doctor()": ["truncation", "of the responses end at the limit", "try", "example"],
+    "run.problems": ["8 problems sampled", "0 + 1 ="],
+    "run.rollouts  # of twelve steps": [
+        "steps 1 to 12",
+        "response</th>",
+        "advantage</th>",
+        "other columns",
+    ],
+    "run.evaluations": ["no evaluation yet"],
+    "run.metrics": ["12 steps", "reward/<wbr>accuracy"],
+    "run.evaluate(rows, samples_per_problem=1)": ["on 8 problems", "first response</th>"],
+    "run.view()": ['<iframe src="data:text/html', "http://127.0.0.1:"],
+    "run.curves()": [],
+    'dapo.play(Echo, turns="hello")': ["nothing suspicious", "Say &lt;hello&gt;.", "reward 1"],
+    "dapo.check_reward(digits, rows)": ["judged right though wrong"],
+}
+"""What a cell shows, with words of its HTML; without any it is an image."""
+README = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+)[0]
+SMALLER = {
+    "smollm2-135m-instruct": "tiny-random",
+    "range(1, 13)": "range(1, 6)",
+    "[:120]": "[:20]",
+    "[120:]": "[20:]",
+    "steps=18": "steps=1, threads=1, workers=1",
+    "prompts_per_step=8": "prompts_per_step=2",
+    "max_response_tokens=20": "max_response_tokens=12",
+}
 TRAINS = (
     'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
 )
@@ -75,7 +115,7 @@ WRONG = {
         "with a corrected function: dapo.resume('failed', reward=FUNCTION)"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, loss=bad_loss, steps=2, run_dir="failed 2", **small)': (
-        ':bad_loss" raised ValueError: no loss'
+        "bad_loss raised ValueError: no loss (bad_loss, line 8 of the cell)"
     ),
     'dapo.train("tiny-random", data=rows, reward=digits, steps=4, run_dir="stopped", on_step=press, **small)': (
         "TrainingInterrupted: stopped by the stop button, step 1 of 4 is saved; continue with: run ="
@@ -111,6 +151,18 @@ WRONG = {
 """Wrong calls, each with words of its sentence."""
 
 
+def readme_cells() -> list[str]:
+    """README's block, smaller, with a cell for each of the results that its end names."""
+    text = README
+    for large, small in SMALLER.items():
+        text = text.replace(large, small)
+    *statements, last = ast.parse(text).body
+    results = [last]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Tuple):
+        results = [*last.value.elts]
+    return ["\n".join(map(ast.unparse, statements)), *map(ast.unparse, results)]
+
+
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The outputs of each cell."""
@@ -123,7 +175,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     )
     mine = 'dapo.resume("stopped", on_step=fails)'
     ended = [LOOP, "(run.path.name, run.status)", FAILS, "(run.path.name, run.status)  # failed"]
-    cells = [SETUP, TRAINS, "run", CHATS, COMPARES, session, *WRONG, mine, *ended, defect]
+    views = [GAME, *VIEWS]
+    cells = [SETUP, TRAINS, "run", CHATS, COMPARES, *views, session, *WRONG, mine, *ended]
+    cells += [*readme_cells(), defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     folder = tmp_path_factory.mktemp("kernel")
     options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
@@ -174,15 +228,34 @@ def test_a_defect_of_the_package_keeps_its_whole_traceback(outputs: dict[str, li
     assert "unsupported operand" in text
 
 
-def test_a_run_is_one_display_of_curves_and_the_latest_lines(outputs: dict[str, list[Any]]):
+def test_a_run_is_one_display_of_curves_the_latest_steps_and_a_response(
+    outputs: dict[str, list[Any]],
+):
     shown = outputs[TRAINS]
     (display,) = (each.data["text/html"] for each in shown if each.output_type == "display_data")
     assert display.count("<polyline") >= 4
-    lines = re.findall(r"step +\d+/12 ", re.sub(r"<[^<>]*>", "\n", display))
-    assert len(lines) == 10
+    assert len(re.findall(r">\d+/12</td>", display)) == 10
+    assert "step 12/12</b>: finished after" in display
+    assert "a response of step" in display
     printed = "".join(each.text for each in shown if each.output_type == "stream")
     assert "Warning" not in printed
     assert not re.search(r"^step +\d+/12", printed, re.MULTILINE)
+
+
+@for_each_row("call", VIEWS)
+def test_a_result_shows_itself(outputs: dict[str, list[Any]], call: str):
+    (shown,) = (each for each in outputs[call] if each.output_type == "execute_result")
+    html = shown.data.get("text/html", "")
+    assert ("image/png" in shown.data) == (not VIEWS[call])
+    assert [words for words in VIEWS[call] if words not in html] == [], html[:300]
+    assert [each for each in outputs[call] if each.get("name") == "stderr"] == []
+
+
+def test_the_block_of_the_readme_shows_a_figure_and_a_table(outputs: dict[str, list[Any]]):
+    shown = [output for cell in readme_cells() for output in outputs[cell]]
+    kinds = {kind for output in shown for kind in output.get("data", {})}
+    assert kinds >= {"image/png", "text/html"}
+    assert [each.ename for each in shown if each.output_type == "error"] == []
 
 
 def test_an_evaluation_is_one_line_that_is_updated(outputs: dict[str, list[Any]]):

@@ -1,11 +1,14 @@
 """The page about Python and the examples in docstrings run as they stand, only smaller."""
 
+import ast
 import doctest
 import re
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import dapo
 import dapo.api.chat
@@ -65,17 +68,32 @@ SMALLER_START = {
 }
 
 
-def test_the_lines_that_the_readme_begins_with_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_lines_of_the_readme_show_a_figure_a_table_and_an_answer_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     text = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )[0]
     for large, small in SMALLER_START.items():
         assert large in text
         text = text.replace(large, small)
-    names = run_cells(text)
-    assert names["run"].state.step == 1
-    assert len(names["run"].evaluations) == 2
+    *lines, figure, table, answer = text.splitlines()
+    comments = [line.partition("# ")[2].partition(":")[0] for line in (figure, table, answer)]
+    assert comments == ["a figure", "a table", "an answer"]
+    # training has a cell of its own, whose display shows figures too
+    sources = ["\n".join(lines), figure, table, answer, "run.state.step, len(run.evaluations)"]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [
+        {kind: value for output in cell.outputs for kind, value in output.get("data", {}).items()}
+        for cell in notebook.cells[1:]
+    ]
+    assert "image/png" in shown[0]
+    assert "text/html" in shown[1]
+    assert ast.literal_eval(shown[2]["text/plain"])
+    assert shown[3]["text/plain"] == "(1, 2)"
 
 
 @pytest.fixture(scope="module")

@@ -574,6 +574,9 @@ def test_importing_dapo_imports_nothing_else():
         dapo.tarin  # noqa: B018
 
 
+RIGHT = {"correct": True, "error": None, "score": 1.0}
+
+
 def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFixture[str]):
     shown: list[str] = []
 
@@ -587,14 +590,16 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     display.log(1, {"reward/mean": 0.5, "reward/accuracy": 0.75, "time/step_s": 1.0})
     display.phase("update", 1, 2)
     display.message("saved; continue with: dapo resume runs/x")
+    display.sample({"step": 1, "question": "1 + 1 =", "answer": "2", "response": "<i>", **RIGHT})
+    display.end("stopped")
     display.close()
-    texts = [re.sub(r"<[^<>]*>", "", html).strip() for html in shown]
-    assert texts[0] == "step 1/3: start 0s"
-    assert texts[1].startswith("step 1/3: generate 1/4 groups, ")
+    texts = [re.sub(r"<[^<>]*>", " ", html).strip() for html in shown]
+    assert texts[0] == "step 1/3 : start 0s"
+    assert texts[1].startswith("step 1/3 : generate 1/4 groups, ")
     assert "&lt;b&gt;" in texts[1]
-    assert texts[-1].startswith(
-        "Accuracy, correct (%)training: all judged responses 75step 1/3  reward +0.500  "
-    )
+    assert texts[-1].startswith("step 1/3 : stopped after 0s")
+    assert "1/3  +0.500  75.0%  1.0" in texts[-1]
+    assert "&lt;i&gt;  [correct]" in texts[-1]
     assert "<polyline" in shown[-1]
     assert len(shown) == 3, "the display is not updated more often than every REDRAW_S seconds"
     assert capsys.readouterr().out == "saved; continue with: dapo.resume('runs/x')\n"

@@ -156,7 +156,7 @@ def test_a_conversation_that_fills_the_context_is_a_sentence_and_goes_on(
         (("chat", "m", "--server", "http://127.0.0.1:9/v1"), "cannot be reached"),
         (("ask", "runs/a"), "dapo chat MODEL_OR_RUN talks to a model"),
         (("sample", "runs/a"), "dapo generate MODEL_OR_RUN PROMPT prints answers"),
-        (("serve", "runs/a"), "dapo export RUN_DIR OUT_DIR writes a model"),
+        (("deploy", "runs/a"), "dapo serve MODEL_OR_RUN answers at an address"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_sentence(

@@ -69,12 +69,12 @@ def test_commands_are_grouped_by_subject():
         panels.setdefault(command.rich_help_panel, []).append(name)
     assert list(panels) == [TRAIN, INSPECT, COMPARE, ASK, DATA, REFERENCE]
     assert {"train", "resume", "check", "convert"} <= set(panels[TRAIN])
-    assert {"chat", "generate"} == set(panels[ASK])
+    assert {"chat", "generate", "serve"} == set(panels[ASK])
     assert {"view", "doctor", "explain"} <= set(panels[INSPECT])
     assert {"eval", "compare", "ablate"} == set(panels[COMPARE])
     assert {"data", "test"} == set(panels[DATA])
     assert {"show"} == set(panels[REFERENCE])
-    assert len(COMMANDS[()].commands) == 20
+    assert len(COMMANDS[()].commands) == 21
 
 
 @pytest.mark.parametrize(

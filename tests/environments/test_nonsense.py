@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dapo.cli.environment import is_suspicious, play_nonsense
 from dapo.config import Config, build_config
 from dapo.core.errors import ConfigError, DataError
-from dapo.environments.nonsense import KINDS
+from dapo.environments.nonsense import KINDS, is_suspicious
 from dapo.environments.pool import EnvironmentPool
 from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.play import play_nonsense
 from dapo.types import Problem
 from helpers.chat_templates import tokenizer
 from helpers.tables import for_each_row

@@ -14,7 +14,7 @@ from pyarrow.parquet import read_table
 import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, dump_config
-from dapo.core.errors import VerifierFailed
+from dapo.core.errors import ConfigError
 from dapo.environments import StepResult
 from dapo.runs.rollout_table import EPISODE, all_columns, read_rollouts
 from helpers.commands import run as run_command
@@ -229,24 +229,20 @@ def test_a_run_whose_answers_count_when_they_arrive_trains_and_resumes(
         assert sum(row["rollout/groups_invalid"] for row in rows[1:]) == 0
 
 
-def test_an_environment_that_always_raises_ends_the_run_with_its_reason(
+def test_an_environment_that_always_raises_is_refused_with_its_reason_before_a_run_exists(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(VerifierFailed) as failed:
-        trained(tmp_path / "run", "environment.name=helpers.environments:Broken", *SHORT)
-    reason = "environment: raised ConnectionError: the game server is down"
-    assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(
-        failed.value
-    )
-    assert f"dapo test {tmp_path / 'run'}" in str(failed.value)
-    assert "--reward" not in str(failed.value)
+    name = "helpers.environments:Broken"
+    with pytest.raises(ConfigError) as failed:
+        trained(tmp_path / "run", f"environment.name={name}", *SHORT)
+    reason = "raised ConnectionError: the game server is down"
+    assert reason in str(failed.value)
+    assert f"dapo test {name}" in str(failed.value)
+    assert not (tmp_path / "run").exists()
     capsys.readouterr()
-    code, out, _ = run_command(capsys, "test", str(tmp_path / "run"), "--json")
+    code, out, _ = run_command(capsys, "test", name, "--json")
     assert code == 1
-    assert all(
-        reason.removeprefix("environment: ") in each["error"]
-        for each in json.loads(out)["episodes"]
-    )
+    assert all(reason in each["error"] for each in json.loads(out)["episodes"])
 
 
 def test_output_and_seconds_of_an_environment_are_kept(tmp_path: Path):

@@ -632,6 +632,35 @@ class TestCurves:
         assert shares[1] > shares[0] + 0.0005
         assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "with.png", "without.png"]
 
+    def test_no_line_touches_the_frame_and_no_legend_covers_data(self, tmp_path):
+        ends = {
+            "reward/accuracy": (0.0, 1.0),
+            "rollout/keep_rate": (1.0, 0.0),
+            "rollout/all_correct_fraction": (0.0, 0.0),
+            "rollout/all_wrong_fraction": (0.0, 1.0),
+            "rollout/response_tokens_mean": (64.0, 64.0),
+            "rollout/truncated_fraction": (1.0, 0.0),
+            "loss/entropy": (4.079, 4.074),
+        }
+        rows = [{"step": i + 1, **{name: v[i] for name, v in ends.items()}} for i in range(2)]
+        (tmp_path / "m").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        figure = curves_figure(tmp_path / "m")
+        figure.canvas.draw()
+        picture = np.asarray(figure.canvas.buffer_rgba())[::-1, :, :3].astype(int)
+        colourful = picture.max(axis=2) - picture.min(axis=2) > 60
+        for axes in figure.axes:
+            box = axes.get_window_extent()
+            left, right = round(box.x0), round(box.x1)
+            for end in (round(box.y0), round(box.y1)):
+                assert not colourful[end - 2 : end + 3, left:right].any(), axes.get_title(
+                    loc="left"
+                )
+            legend = axes.get_legend()
+            assert legend is None or legend.get_window_extent().y0 >= box.y1
+        entropy = figure.axes[2]
+        span = np.ptp(entropy.get_ylim())
+        assert (4.079 - 4.074) / span < 0.01, "a small change is drawn as small"
+
     def test_names_are_not_read_as_formulas(self, tmp_path):
         plot_curves(
             self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$"

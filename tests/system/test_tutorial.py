@@ -2,6 +2,7 @@
 place of its own.
 """
 
+import io
 import json
 import re
 import shlex
@@ -35,9 +36,14 @@ TINY = {
 TYPED = {MODEL: "tiny-random", "train.num_steps=24": "train.num_steps=3"}
 
 
+MESSAGE = "What is 7 times 8?\n"
+
+
 def commands() -> list[list[str]]:
+    """The words of each command, without those that send its output to a file."""
     lines = [line for language, text in BLOCKS if not language for line in text.splitlines()]
-    return [[TYPED.get(word, word) for word in shlex.split(line)] for line in lines]
+    typed = [line.partition(" > ")[0] for line in lines if not line.startswith("echo ")]
+    return [[TYPED.get(word, word) for word in shlex.split(line)] for line in typed]
 
 
 def write_files() -> None:
@@ -56,12 +62,14 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
 ):
     monkeypatch.chdir(tmp_path)
     write_files()
+    Path("questions.txt").write_text(MESSAGE)
     printed = {}
     for words in commands():
         if words[0] == "python":
             exec(Path(words[1]).read_text(), {"__name__": "__main__"})
         elif words[1] != "view":  # a server, which tests/analysis starts
             assert words[0] == "dapo"
+            monkeypatch.setattr("sys.stdin", io.StringIO(MESSAGE))  # of a pipe, which chat reads
             code, out, err = run_command(capsys, *words[1:])
             assert code == (1 if words[1] == "test" else 0), f"{words}: {out}{err}"
             printed[" ".join(words[1:3])] = out
@@ -82,6 +90,7 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
 
 def test_its_first_commands_and_files_are_those_of_the_text():
     assert [words[1] for words in commands() if words[0] == "dapo"] == [
-        "data", "test", "check", "train", "doctor", "view", "explain", "eval", "resume", "status", "export",
+        "data", "test", "check", "train", "doctor", "view", "explain", "eval", "chat",
+        "generate", "generate", "resume", "status", "export",
     ]  # fmt: skip
     assert MODEL in PAGE

@@ -97,9 +97,11 @@ def test_a_healthy_run_has_no_finding():
     assert found({}) == []
 
 
+RUNS_AGENT = {"environment__name": "agent:my_agent:solve"}
 ASYNC = {"schedule": "async", "rollout__engines": 1}
 KEPT = "rollout/groups_trained"
 FLAT = "rollout/zero_advantage_fraction"
+AGENT: dict[str, float | None] = {"rollout/turns_mean": 3.0}
 FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
     # rule, metrics just beyond the threshold, just before it, options
     ("too_easy", {KEPT: 2, "rollout/groups_all_correct": 5}, {KEPT: 2.5, "rollout/groups_all_correct": 5}, {}),
@@ -143,6 +145,18 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("verifier_errors", {"rollout/verifier_errors": 6, "rollout/environment_errors": 3},
      {"rollout/verifier_errors": 5, "rollout/environment_errors": 3}, {}),
     ("episodes_cut", {"rollout/episodes_cut_fraction": 0.91}, {"rollout/episodes_cut_fraction": 0.9}, {}),
+    # of 10 groups of 4 with 3 calls each, so 120 calls, 80 of them behind another one
+    ("rewritten_history", AGENT | {"rollout/rewritten_histories": 41},
+     AGENT | {"rollout/rewritten_histories": 40}, RUNS_AGENT),
+    ("refused_requests", AGENT | {"rollout/refused_requests": 7}, AGENT | {"rollout/refused_requests": 6}, RUNS_AGENT),
+    ("overridden_requests", AGENT | {"rollout/overridden_requests": 61},
+     AGENT | {"rollout/overridden_requests": 60}, RUNS_AGENT),
+    ("empty_answers", AGENT | {"rollout/empty_answers": 7}, AGENT | {"rollout/empty_answers": 6}, RUNS_AGENT),
+    ("masked_tokens", AGENT | {"rollout/masked_tokens": 201}, AGENT | {"rollout/masked_tokens": 200}, RUNS_AGENT),
+    ("slow_agent", {"time/environment_s": 5.1, "time/step_s": 10.0},
+     {"time/environment_s": 4.9, "time/step_s": 10.0}, RUNS_AGENT),
+    ("slow_agent", {"time/environment_s": 1.1, "time/step_s": 1.2},
+     {"time/environment_s": 0.9, "time/step_s": 1.0}, RUNS_AGENT),
     ("episodes_cut", {"rollout/episodes_cut_fraction": 1.0},
      {"rollout/episodes_cut_fraction": 1.0, "rollout/truncated_fraction": 0.6}, {}),
     ("no_tool_calls", {"rollout/tool_calls": 0}, {"rollout/tool_calls": 1}, {"environment__tools": "[a:b]"}),

@@ -246,7 +246,12 @@ def over_responses(values: Tensor, trained: Tensor, responses: Responses) -> tup
 
 
 def aggregation_weights(
-    lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
+    lengths: Tensor,
+    group_ids: Tensor,
+    *,
+    aggregate: Aggregate,
+    max_length: int | None = None,
+    shares: Tensor | None = None,
 ) -> Tensor:
     """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each
     response of a minibatch.
@@ -262,6 +267,8 @@ def aggregation_weights(
             (groups x trained tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N
             x length_i) (GRPO, Eq. 5); `constant`: 1 / (N x max_length) (Dr. GRPO).
         max_length: the response limit in tokens, for `constant`.
+        shares: `[N]` the share of each row in its response, whose branches share its weight: every
+            count of tokens and of responses in the formulas is one of shares. None: all are 1.
 
     Raises ValueError if shapes do not fit, a length is negative, `aggregate` is unknown, or
     `max_length` is missing.
@@ -274,13 +281,15 @@ def aggregation_weights(
     if (lengths < 0).any():
         raise ValueError(f"lengths must not be negative, got {lengths.tolist()}")
     tokens = lengths.double()
-    responses = (tokens > 0).sum()
+    share = torch.ones_like(tokens) if shares is None else shares.double()
+    responses = (share * (tokens > 0)).sum()
+    shared_tokens = share * tokens
     if aggregate == "token":
-        denominator = tokens.sum().expand_as(tokens)
+        denominator = shared_tokens.sum().expand_as(tokens)
     elif aggregate == "group":
         _, index = torch.unique(group_ids, return_inverse=True)
         # as many as groups, then zeros
-        group_tokens = tokens.new_zeros(len(tokens)).index_add(0, index, tokens)
+        group_tokens = tokens.new_zeros(len(tokens)).index_add(0, index, shared_tokens)
         denominator = (group_tokens > 0).sum() * group_tokens[index]
     elif aggregate == "sequence":
         denominator = responses * tokens
@@ -295,7 +304,7 @@ def aggregation_weights(
         raise ValueError(
             f"aggregate must be 'token', 'group', 'sequence' or 'constant', got {aggregate!r}"
         )
-    return torch.where(tokens > 0, 1 / denominator.double(), 0.0)
+    return torch.where(tokens > 0, share / denominator.double(), 0.0)
 
 
 def masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:

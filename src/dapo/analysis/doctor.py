@@ -35,7 +35,14 @@ class DiagnosedFinding:
     problems: Sequence[tuple[str, int]] = ()
     responses: int = 0  # the number of read responses that show it
     example: str = ""  # the end of one of these responses
-    error: str = ""  # the most frequent error of the verifier among them
+    error: str = ""  # the most frequent error, or other reason, among them
+
+    @property
+    def span(self) -> str:
+        """The steps in which it holds: `since step 3`."""
+        if self.holds:
+            return f"since step {self.since}"
+        return f"from step {self.since} to {self.finding.steps[1]}, no longer"
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding with its evidence as JSON values."""
@@ -61,6 +68,39 @@ class Diagnosis:
         """The cases that are worse than a note, past ones included."""
         return [case for case in self.cases if case.finding.severity != "note"]
 
+    @property
+    def present(self) -> list[DiagnosedFinding]:
+        """The issues that hold at the end."""
+        return [case for case in self.issues if case.holds]
+
+    @property
+    def past(self) -> list[DiagnosedFinding]:
+        """The issues that are over."""
+        return [case for case in self.issues if not case.holds]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the run is healthy, in a sentence with the accuracies at its ends."""
+        if not self.steps and not self.cases:
+            return "nothing to diagnose: no step has been logged yet"
+        change = self._change()
+        if self.present:
+            return "; ".join(filter(None, [*_counted(self.present), change]))
+        facts = [change, f"{len(RULES)} rules looked", "nothing wrong"]
+        verdict = f"healthy: {', '.join(filter(None, facts))}"
+        if self.past:
+            verdict += f" at the end; over: {', '.join(case.finding.name for case in self.past)}"
+        return verdict
+
+    def _change(self) -> str:
+        """Return the accuracy before and after training; empty without two evaluations."""
+        if self.accuracies is None:
+            return ""
+        first, last = self.accuracies
+        if self.is_binary:
+            return f"accuracy {100 * first:.1f} -> {100 * last:.1f} %"
+        return f"mean score {first:.3f} -> {last:.3f}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the findings and what they rest on as JSON values."""
         return {
@@ -70,6 +110,17 @@ class Diagnosis:
             "rules": [rule.name for rule in RULES],
             "findings": [case.to_json() for case in self.cases],
         }
+
+
+def _counted(cases: Sequence[DiagnosedFinding]) -> list[str]:
+    """Count and name the findings of each severity, such as `1 warning: truncation`."""
+    parts = []
+    for severity in SEVERITIES:
+        names = [case.finding.name for case in cases if case.finding.severity == severity]
+        if names:
+            noun = severity if len(names) == 1 else f"{severity}s"
+            parts.append(f"{len(names)} {noun}: {', '.join(names)}")
+    return parts
 
 
 def diagnose(path: Path) -> Diagnosis:
@@ -157,7 +208,7 @@ def _with_responses(
             num_rows += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
-                errors.update(filter(None, [row["error"] or row.get("audit_error")]))
+                errors.update(filter(None, [rule.reason(row)]))
                 example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
         if num_rows >= MAX_ROWS:
             break

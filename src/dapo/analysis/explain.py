@@ -12,6 +12,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from dapo.algo.estimator_table import ESTIMATORS, STD_EPS
+from dapo.analysis.agent_calls import calls_of, conversations_of
 from dapo.analysis.stored_groups import no_responses, require_consistent, rows_with_tokens
 from dapo.config.load import read_options
 from dapo.config.option_entries import flatten
@@ -176,7 +177,7 @@ def _describe(
 
 
 def _environment_seed(row: Row, options: Mapping[str, Any]) -> int | None:
-    """Return the seed with which the environment began a group's episodes; None without one."""
+    """Return the seed of the environment or agent of a group's episodes; None without one."""
     seed = options.get("train.seed")
     if row.get("episode") is None or type(seed) is not int:
         return None
@@ -225,9 +226,8 @@ def _eq9(
     scale: Any = "std" if estimator.std_over else "none"
     if name == "group":
         scale = options.get("advantage.scale")
-    plays_episodes = options.get("environment.name") is not None or bool(
-        options.get("environment.tools")
-    )
+    players = ("environment.name", "environment.tools", "environment.command")
+    plays_episodes = any(options.get(name) for name in players)
     return {
         "estimator": name,
         "mean": fmean(compared),
@@ -323,23 +323,28 @@ def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
     ranges = ranges_of(row)
     episode = episode_of(row)
     num_tokens = len(row["response_ids"])
+    num_stored = sum(len(part["token_ids"]) for part in conversations_of(row))
     is_masked = options.get("overlong.mode") == "filter" and row["finish"] == "length"
     response = {
         name: value
         for name, value in row.items()
-        if name not in (*_GROUP_COLUMNS, "fields", "episode")
+        if name not in (*_GROUP_COLUMNS, "fields", "episode", "branches")
     }
     response["components"] = None if row["components"] is None else json.loads(row["components"])
     response["response_ids"] = list(row["response_ids"])
     response["engine_logprobs"] = list(row["engine_logprobs"]) or None
     response["sampled"] = ranges
-    response["observed_tokens"] = num_tokens - row["response_tokens"]
+    response["observed_tokens"] = num_stored - row["response_tokens"]
     response["penalty"] = None if row["error"] is not None else row["reward"] - row["score"]
     response["trains"] = row["advantage"] is not None and not is_masked
     response["turns"] = None
+    response["calls"] = None
     response["episode"] = None
     if episode is not None:
-        response["turns"] = _turns(episode, ranges or ((0, num_tokens),))
+        if episode.calls:
+            response["calls"] = calls_of(row, episode)
+        else:
+            response["turns"] = _turns(episode, ranges or ((0, num_tokens),))
         response["episode"] = {
             "turns": episode.num_turns,
             "is_cut": episode.is_cut,
@@ -347,6 +352,7 @@ def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
             "tool_errors": episode.tool_errors,
             "correct": episode.correct,
             "ending": episode.ending,
+            "counts": dict(episode.counts),
         }
     return response
 

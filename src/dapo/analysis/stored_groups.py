@@ -14,7 +14,14 @@ from dapo.core.errors import DataError
 from dapo.core.files import damage_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import all_columns, episode_of, ranges_of, read_rollouts, rows_of
+from dapo.runs.rollout_table import (
+    all_columns,
+    episode_of,
+    ranges_of,
+    read_rollouts,
+    rows_of,
+    with_branches,
+)
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
 _TOKEN_CODES = {"response_ids": "i", "engine_logprobs": "f"}
@@ -95,8 +102,20 @@ def require_consistent(rows: Sequence[Mapping[str, Any]]) -> None:
         num_logprobs = len(row["engine_logprobs"])
         ranges = ranges_of(row)
         num_tokens = num_ids if ranges is None else num_sampled((), ranges)
+        if row.get("branches") is not None:
+            num_tokens += sum(branch.num_sampled for branch in _generation(row).branches)
         if num_tokens != row["response_tokens"] or num_logprobs not in (0, num_ids):
             raise ValueError(f"a response of group {group} has another number of tokens")
+
+
+def _generation(row: Mapping[str, Any]) -> Generation:
+    """Return a response with its branches. Raises ValueError if no run writes such a row."""
+    request = f"{row['step']}/{row['group_id']}/{row['sample']}"
+    tokens = (row["response_ids"], row["engine_logprobs"])
+    generation = Generation(
+        request, *tokens, row["finish"], row["version"], ranges_of(row), episode_of(row)
+    )
+    return with_branches(generation, row)
 
 
 def _stored_group(rows: Sequence[Mapping[str, Any]]) -> StoredGroup:
@@ -106,13 +125,7 @@ def _stored_group(rows: Sequence[Mapping[str, Any]]) -> StoredGroup:
     generations = []
     verdicts = []
     for row in rows:
-        request = f"{row['step']}/{row['group_id']}/{row['sample']}"
-        tokens = (row["response_ids"], row["engine_logprobs"])
-        generations.append(
-            Generation(
-                request, *tokens, row["finish"], row["version"], ranges_of(row), episode_of(row)
-            )
-        )
+        generations.append(_generation(row))
         components = json.loads(row["components"]) if row["components"] else {}
         score = 0.0 if row["error"] is not None else row["score"]
         verdicts.append(Verdict(row["correct"], score, row["error"], components=components))

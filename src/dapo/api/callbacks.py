@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from dapo.api.notebook import display_class
+from dapo.api.notebook import NotebookDisplay, display_class
 from dapo.api.plain_values import described
 from dapo.api.python_words import in_python
 from dapo.api.result_types import EvaluationResult
@@ -17,6 +17,9 @@ from dapo.core.loading import describe
 from dapo.core.terminal import warn
 from dapo.core.text import quoted
 from dapo.runs.console import notebook_display
+from dapo.runs.directory import RunDirectory
+from dapo.runs.rollout_table import newest_response
+from dapo.runs.sinks import Display
 from dapo.training.signals import INTERRUPT_MESSAGE, ListenerFailed, Stop
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class Callbacks:
     on_end: Sequence[OnEnd] = ()
     sinks: Sequence[StepSink] = ()
     _opened: "list[TrainingRun]" = field(default_factory=list)  # the last one trains
+    _display: Display | None = None
     _failed_sinks: set[int] = field(default_factory=set)
 
     @classmethod
@@ -99,7 +103,7 @@ class Callbacks:
 
         return RunCallbacks(
             warn=lambda text: warn(in_python(text)),
-            open_display=display_class(),
+            open_display=self._open_display,
             on_step=[lambda step, metrics: self._after_step(run, step, metrics)],
             on_open=self._opened.append,
             on_second_interrupt=signal.default_int_handler,
@@ -107,6 +111,10 @@ class Callbacks:
             interrupt_message="" if notebook_display() else INTERRUPT_MESSAGE,
             names_continuation=False,
         )
+
+    def _open_display(self, num_steps: int, **options: Any) -> Display:
+        self._display = display_class()(num_steps, **options)
+        return self._display
 
     @contextmanager
     def calls_at_end(self, run: Run) -> Iterator[None]:
@@ -142,6 +150,10 @@ class Callbacks:
     def _after_step(self, run: Run, step: int, metrics: Mapping[str, float]) -> None:
         """Call everything, and then raise the first Stop; an error comes at once."""
         stops: list[Stop] = []
+        if isinstance(self._display, NotebookDisplay):
+            row = newest_response(RunDirectory(run.path))
+            if row is not None:
+                self._display.sample(row)
         for sink in self.sinks:
             self._write(sink, step, metrics)
         with run._training(self._opened[-1]):

@@ -1,14 +1,12 @@
 """Looks at a call, a reward or runs before time is spent on them: check, check_reward, compare."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +17,7 @@ from dapo.api.plain_values import model_name
 from dapo.api.python_errors import python_interface
 from dapo.api.python_words import in_python
 from dapo.api.result_types import table_of
+from dapo.api.shown_tables import ShownTable, cell_text
 from dapo.config.load import merge_options, nested_options
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
@@ -55,7 +54,7 @@ class _Shown:
 
     def __repr__(self) -> str:
         rows = self._rows()
-        cells = [[_cell_text(cell) for cell in row] for row in rows.itertuples(index=False)]
+        cells = [[cell_text(cell) for cell in row] for row in rows.itertuples(index=False)]
         if cells and len(rows.columns) > 2:
             cells.insert(0, list(rows.columns))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -66,16 +65,7 @@ class _Shown:
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        rows = self._rows()
-        table = rows.to_html(index=False, escape=True, na_rep="") if len(rows) else ""
-        return f"<p><b>{escape(self.verdict)}</b></p>{table}"
-
-
-def _cell_text(value: Any) -> str:
-    """Return a cell of a table in a line of text; empty for a missing number."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.4g}"
-    return "" if value is None else str(value)
+        return ShownTable(self.verdict, self._rows().to_dict("records")).html()
 
 
 @dataclass(frozen=True, repr=False)

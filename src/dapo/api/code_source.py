@@ -12,8 +12,11 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+from dapo.core.loading import THE_CELL
 
 # annotations are text, so that their names need not exist
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
@@ -28,6 +31,8 @@ class Source:
     namespace: Mapping[str, Any]
     """The namespace of the definition: globals and closure; empty if it is unknown."""
     has_future_annotations: bool = False
+    place: str = ""
+    """The line of its first line: `line 2 of the cell`, `line 12 of script.py`."""
 
 
 def importable(value: Any) -> str | None:
@@ -77,7 +82,11 @@ def _function_source(value: Any) -> Source | None:
             )
             text = _text_of(node, lines, with_decorators=not is_raw)
             return Source(
-                code.co_name, text, _namespace([inner]), bool(code.co_flags & _FUTURE_ANNOTATIONS)
+                code.co_name,
+                text,
+                _namespace([inner]),
+                bool(code.co_flags & _FUTURE_ANNOTATIONS),
+                _place(code.co_filename, node.lineno if is_raw else _first_line(node)),
             )
     return None
 
@@ -100,7 +109,13 @@ def _class_source(value: type) -> Source | None:
                     for member in functions
                     if member.__code__.co_filename == code.co_filename
                 ]
-                return Source(node.name, _text_of(node, lines), _namespace(members), flag)
+                return Source(
+                    node.name,
+                    _text_of(node, lines),
+                    _namespace(members),
+                    flag,
+                    _place(code.co_filename, _first_line(node)),
+                )
     main = getattr(sys.modules.get(value.__module__), "__file__", None)
     cells = [
         name
@@ -110,8 +125,15 @@ def _class_source(value: type) -> Source | None:
     for file in [*cells, *([main] if main else [])]:
         for node, lines in _definitions(file, {}, kinds):
             if node.name == value.__name__:
-                return Source(node.name, _text_of(node, lines), {})
+                place = _place(file, _first_line(node))
+                return Source(node.name, _text_of(node, lines), {}, place=place)
     return None
+
+
+def _place(filename: str, line: int) -> str:
+    """Name a line of a script, or of a cell, whose code has a file name that no file has."""
+    is_cell = "ipykernel" in filename or not Path(filename).is_file()
+    return f"line {line} of {THE_CELL if is_cell else Path(filename).name}"
 
 
 def _function_in(member: Any) -> FunctionType | None:

@@ -28,9 +28,13 @@ from dapo.api.code_source import (
 )
 from dapo.core.errors import RewardError
 from dapo.core.files import PRIVATE, atomic_file, make_private_folder
-from dapo.core.loading import text_checksum
+from dapo.core.loading import COPIED_FROM, text_checksum
 from dapo.core.source_secrets import find_in_source
 
+_SIGNATURES = {
+    "reward": "reward(completions, answer, **columns): return [...]",
+    "agent": "solve(problem, *, base_url, api_key): return REWARD",
+}
 _PLAIN = (str, bytes, bool, int, type(None), type(Ellipsis))
 
 
@@ -75,6 +79,8 @@ class CodeWriter:
         self.folders: set[str] = set()
         """Folders of the caller's own modules, which a process that loads this module must search.
         """
+        self._places: dict[str, str] = {}
+        """Comments that name the first lines of copied parts, by the text of the part."""
         self._has_future_annotations = False
         self._scope: Mapping[str, Any] = {}
         """The namespace in which the current source was defined."""
@@ -103,7 +109,7 @@ class CodeWriter:
         if name == "<lambda>":
             raise RewardError(
                 f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a"
-                " function: def reward(completions, answer, **columns): return [...]"
+                f" function: def {_SIGNATURES.get(self._kind, _SIGNATURES['reward'])}"
             )
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"
@@ -133,13 +139,11 @@ class CodeWriter:
         head = '"""Functions of the session that started this run, for its verifier processes."""'
         imports = sorted(dict.fromkeys(self._imports.values()))
         text = "\n\n".join(filter(None, [head, "\n".join(future), "\n".join(imports)]))
-        blocks = ("def ", "class ", "async def ", "@")
-        text += (
-            "".join(
-                f"\n\n{chr(10) if part.startswith(blocks) else ''}{part}" for part in self._parts
-            )
-            + "\n"
-        )
+        for part in self._parts:
+            is_block = part.startswith(("def ", "class ", "async def ", "@"))
+            text += "\n\n\n" if is_block else "\n\n"
+            text += f"{self._places.get(part, '')}{part}"
+        text += "\n"
         return WrittenModule(f"{self._kind}_{text_checksum(text.encode())}", text)
 
     def _define(self, name: str, value: Any) -> None:
@@ -217,6 +221,7 @@ class CodeWriter:
             self._write_earlier_definitions(value, source)
         for chain in module_chains(source.text, namespace):
             self._imports[chain] = f"import {chain}"
+        self._places[source.text] = f"{COPIED_FROM}{source.place}: {own_name}\n"
         self._parts.append(source.text)
         if own_name != name:
             self._parts.append(f"{name} = {own_name}")

@@ -90,13 +90,14 @@ def train(  # noqa: PLR0913
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
             `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo show
             docs losses`), `environment` a class and `tools` a list of functions (`dapo show docs
-            environments`); they are copied into the run directory like a reward. `teacher`, a model
-            or a run, sets `loss.reference.model`, `loss.kl_coef=1`, `loss.kl_estimator=full` and,
-            without a `reward`, `reward.coef=0`: the policy learns the teacher's distribution on its
-            own responses. `demonstrations`, rows or a data source with prompts and responses, sets
-            `preset=sft`: the policy imitates them, without `data`. Unless set, the paper's
-            `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled
-            down to your sizes.
+            environments`), `agent` a function or class that asks an OpenAI endpoint, or a command
+            as `{"command": [...]}` (`dapo show docs agents`); they are copied into the run
+            directory like a reward. `teacher`, a model or a run, sets `loss.reference.model`,
+            `loss.kl_coef=1`, `loss.kl_estimator=full` and, without a `reward`, `reward.coef=0`: the
+            policy learns the teacher's distribution on its own responses. `demonstrations`, rows or
+            a data source with prompts and responses, sets `preset=sft`: the policy imitates them,
+            without `data`. Unless set, the paper's `train.minibatch_groups`,
+            `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
         The run, with its curves, rollouts and evaluations.

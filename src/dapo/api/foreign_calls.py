@@ -26,7 +26,7 @@ from dapo.libs.foreign_options import Unknown, leaves_of
 
 LINE = 88
 """The width up to which a call stands on one line."""
-KEYWORDS = frozenset({"teacher", "tools", "demonstrations"})
+KEYWORDS = frozenset({"teacher", "tools", "demonstrations", "agent"})
 """Keywords of calls with options that are no options."""
 CALLS: Mapping[str, str] = {
     "train": "train",

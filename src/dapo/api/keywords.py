@@ -126,8 +126,11 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     writers = list[CodeWriter]()
     for name, value in keywords.items():
         if name in ("environment", "environment.name"):
-            _require_class(value)
-        if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
+            _require_class(value, "environment", "reset")
+        if name == "agent":
+            _require_class(value, name, "run")
+        is_code = name in ("loss", "environment", "agent") or "." in option_named(name)
+        if callable(value) and is_code:
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             options[name] = writer.qualified(writer.add(value))
     tools = keywords.get("tools")
@@ -140,15 +143,15 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     return options, writers
 
 
-def _require_class(value: Any) -> None:
-    """Raise ConfigError for an object of an environment where its class belongs."""
+def _require_class(value: Any, keyword: str, method: str) -> None:
+    """Raise ConfigError for an object where its class belongs, which has this method."""
     kind = type(value)
-    if isinstance(value, type) or not callable(getattr(value, "reset", None)):
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
         return
     name = kind.__name__
     raise ConfigError(
-        f"environment: got an object of {name}, and each episode plays an object of its own; pass"
-        f" the class, environment={name}, and the arguments of its constructor as"
+        f"{keyword}: got an object of {name}, and each episode plays an object of its own; pass"
+        f" the class, {keyword}={name}, and the arguments of its constructor as"
         ' **{"environment.options": {...}}'
     )
 

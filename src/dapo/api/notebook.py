@@ -1,24 +1,41 @@
-"""Progress of a run in a notebook: curves and the latest lines, updated in place."""
+"""Progress of a run in a notebook: time left, curves, the latest steps and a response, in place."""
 
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from io import StringIO
 from itertools import groupby
 from typing import Any, TypeVar
 
 from dapo.api.python_words import in_python
-from dapo.core.terminal import print_text
+from dapo.api.shown_tables import html_table
+from dapo.core.terminal import print_text, printable
+from dapo.core.text import one_line, shorten
 from dapo.core.waiting import STOP_SIGNAL
-from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch
-from dapo.runs.metric_table import PHASES
-from dapo.runs.panels import Panel, Record, panels_of, points_of, smoothed
+from dapo.runs.console import (
+    REDRAW_S,
+    ProgressDisplay,
+    columns_of,
+    duration,
+    notebook_display,
+    stopwatch,
+)
+from dapo.runs.metric_table import PHASES, is_mean_score
+from dapo.runs.outcomes import verdict_word
+from dapo.runs.panels import HEAD_ROOM, Panel, Record, axis_limits, panels_of, points_of, smoothed
 from dapo.runs.sinks import Display
+from dapo.runs.time_left import TimeLeft, training_seconds
 
 T = TypeVar("T")
 POINTS = 150  # of a curve, at most
-LINES = 10  # the latest ones that stay visible
+LINES = 10  # the latest steps in the table
+WIDTH = 192
+HEIGHT = 56
+MARGIN = 40
+"""Size of a chart's panel in pixels, and of the space for the labels of its vertical axis."""
+RESPONSE_CHARS = 400
+_ALWAYS_SHOWN = ("reward/accuracy", "reward/score_mean", "reward/mean", "loss/nll")
+"""Columns of the table that stay even if all its steps have the same value."""
 
 
 class PythonDisplay(ProgressDisplay):
@@ -34,90 +51,167 @@ def display_class() -> Callable[..., Display]:
 
 
 class NotebookDisplay:
-    """Shows curves, the latest lines and the phase, updated in place; prints messages."""
+    """Shows one display that is updated in place, and prints messages."""
 
     def __init__(
         self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None
     ) -> None:
         """`show` displays like `IPython.display.display`, which None stands for."""
-        self._text = StringIO()
-        self._lines = ProgressDisplay(
-            num_steps, first_step=first_step, token_budget=token_budget, stream=self._text
-        )
         self._num_steps = num_steps
-        self._step = first_step
+        self._finished_steps = first_step - 1
+        self._time_left = TimeLeft(token_budget)
         self._records: list[dict[str, Any]] = []
-        self._charts: str | None = ""  # None: to be drawn again
+        self._drawn: str | None = ""  # charts and table; None: to be drawn again
+        self._sample = ""
+        self._state = ""
         self._name = "start"
-        self._began = time.monotonic()
+        self._began = self._phase_began = time.monotonic()
         self._shown = 0.0
         show = show or notebook_display()
-        self._handle = show(
-            {"text/html": self._phase_html("start", 0, 0, "")}, raw=True, display_id=True
-        )
+        html = self._heading(self._phase_text("start", 0, 0))
+        self._handle = show({"text/html": html}, raw=True, display_id=True)
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         now = time.monotonic()
         if name != self._name:
             self._name = name
-            self._began = now
+            self._phase_began = now
         if now - self._shown >= REDRAW_S:
             self._shown = now
-            self._show(self._html() + self._phase_html(name, done, total, note))
+            self._show(self._heading(self._phase_text(name, done, total), note))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._step = min(step + 1, self._num_steps)
-        self._lines.log(step, metrics)
+        if step > 0 and any(not name.startswith("eval/") for name in metrics):
+            self._finished_steps = step
+            self._time_left.add(metrics)
         self._add(step, metrics)
 
     def message(self, text: str) -> None:
         print_text(in_python(text))
 
+    def sample(self, row: Mapping[str, Any]) -> None:
+        """Take a response of the rollout table, which is shown until the next one."""
+        if row["correct"] is None and row["error"] is None:
+            verdict = f"score {row['score']:.4g}"
+        else:
+            verdict = verdict_word(row["correct"], row["error"])
+        texts = {name: _short(row[name]) for name in ("question", "answer", "response")}
+        self._sample = (
+            "<div style='border-left:3px solid #94a3b8;padding-left:.6em;margin:.6em 0'>"
+            f"<small style='opacity:.7'>a response of step {row['step']} to</small>"
+            f" {texts['question']} <small style='opacity:.7'>reference</small> {texts['answer']}"
+            "<div style='white-space:pre-wrap;overflow-wrap:anywhere'>"
+            f"{texts['response'] or '(nothing)'}"
+            f" <b>[{escape(verdict)}]</b></div></div>"
+        )
+
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
-        earlier = list(earlier_steps)
-        self._lines.recall(earlier)
-        for metrics in earlier:
+        for metrics in earlier_steps:
+            self._time_left.add(metrics, timed=False)
             self._add(int(metrics["step"]), metrics)
 
+    def end(self, state: str) -> None:
+        """Receive the state in which the run has ended."""
+        self._state = state
+
     def close(self) -> None:
-        self._show(self._html())
-        self._lines.close()
+        seconds = stopwatch(time.monotonic() - self._began)
+        self._show(self._heading(f"{self._state or 'ended'} after {seconds}", is_over=True))
 
     def _add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step; those of its evaluation may come apart."""
-        self._charts = None
+        self._drawn = None
         if not self._records or self._records[-1]["step"] != step:
             self._records.append({"step": step})
         for name, value in metrics.items():
             if value is not None and math.isfinite(value):
                 self._records[-1][name] = value
 
-    def _show(self, html: str) -> None:
+    def _show(self, heading: str) -> None:
+        if self._drawn is None:
+            charts = "".join(_chart(panel, self._records) for panel in panels_of(self._records))
+            self._drawn = f"<div>{charts}</div>{_table(self._records, self._num_steps)}"
+        html = f"<div style='max-width:60em'>{heading}{self._drawn}{self._sample}</div>"
         self._handle.update({"text/html": html}, raw=True)
 
-    def _html(self) -> str:
-        lines = self._text.getvalue().splitlines()[-LINES:]
-        if self._charts is None:
-            self._charts = "".join(
-                _chart(panel, self._records) for panel in panels_of(self._records)
-            )
-        return f"<div>{self._charts}</div><pre>{escape(chr(10).join(lines))}</pre>"
+    def _heading(self, text: str, note: str = "", *, is_over: bool = False) -> str:
+        """Return the steps with their bar, the time left, and what happens now."""
+        total = self._num_steps
+        done = self._finished_steps
+        part = max(done / total, self._time_left.budget_fraction())
+        # a phase is part of the step after the finished ones
+        step = done if is_over else min(done + 1, total)
+        facts = [f"step {step}/{total}"]
+        seconds = self._time_left.seconds(total - done)
+        if seconds is not None and not is_over:
+            facts.append(f"{part:.0%}, {duration(seconds)} left")
+        bar = f"<progress max='1' value='{part:.3f}' style='vertical-align:middle'></progress>"
+        heading = f"<b>{', '.join(facts)}</b>"
+        small = f"<br><small>{escape(printable(note))}</small>" if note else ""
+        return f"<div>{bar} {heading}: {escape(text)}{small}</div>"
 
-    def _phase_html(self, name: str, done: int, total: int, note: str) -> str:
+    def _phase_text(self, name: str, done: int, total: int) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
-        text = (
-            f"step {self._step}/{self._num_steps}: {name}{counts}"
-            f" {stopwatch(time.monotonic() - self._began)}"
-        )
-        bar = ""
+        text = f"{name}{counts} {stopwatch(time.monotonic() - self._phase_began)}"
         if STOP_SIGNAL.is_raised:
             text += "; stopping, with the state saved (the stop button once more: at once)"
-        if total:
-            bar = (
-                f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
-            )
-        small = f"<br><small>{escape(note)}</small>" if note else ""
-        return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
+        return text
+
+
+def _short(text: object) -> str:
+    return escape(printable(shorten(one_line(str(text)), RESPONSE_CHARS, keep="ends")))
+
+
+def _table(records: Sequence[Record], num_steps: int) -> str:
+    """Return the latest steps as a table, and below it the values that all of them share."""
+    latest = [record for record in records if record["step"] > 0 or len(records) < LINES][-LINES:]
+    rows = [_cells(record, num_steps) for record in latest]
+    if not rows:
+        return ""
+    metric_names = [column.label for column in columns_of(latest[-1])]
+    names = sorted(
+        dict.fromkeys(name for row in rows for name in row),
+        key=lambda name: _position(name, ["step", *metric_names, "seconds"]),
+    )
+    if names == ["step"]:
+        return ""
+    equal = {}
+    for name in names:
+        values = {row[name] for row in rows if name in row}
+        metrics = {column.metric for column in columns_of(latest[-1]) if column.label == name}
+        is_metric = name in metric_names or name == "seconds"
+        is_kept = not is_metric or metrics & {*_ALWAYS_SHOWN}
+        if len(rows) > 1 and len(values) == 1 and not is_kept:
+            equal[name] = next(iter(values))
+    shown = [{name: row.get(name, "") for name in names if name not in equal} for row in rows]
+    remark = ""
+    if equal:
+        facts = ", ".join(f"{name} {value}" for name, value in equal.items())
+        remark = f"<small>in all these steps: {escape(facts)}</small>"
+    return html_table(shown) + remark
+
+
+def _position(name: str, order: Sequence[str]) -> int:
+    """Return the place of a name in an order, behind all others if it is not there."""
+    return order.index(name) if name in order else len(order)
+
+
+def _cells(record: Record, num_steps: int) -> dict[str, str]:
+    """Return the shown metrics of a step by the heads of their columns."""
+    cells = {"step": f"{record['step']}/{num_steps}"}
+    for column in columns_of(record):
+        if column.label and column.metric in record:
+            cells[column.label] = column.show(record).strip()
+    if "time/step_s" in record:
+        cells["seconds"] = f"{training_seconds(record):.1f}"
+    for name, value in record.items():
+        data = name.removeprefix("eval/").removesuffix("/accuracy")
+        # the sources of an evaluation have an accuracy, too, and no interval
+        if name == f"eval/{data}/accuracy" and f"eval/{data}/low" in record:
+            is_score = is_mean_score(record, data)
+            head = f"{data} (score)" if is_score else data
+            cells[head] = f"{value:.3f}" if is_score else f"{value:.1%}"
+    return cells
 
 
 def _chart(panel: Panel, records: Sequence[Record]) -> str:
@@ -138,21 +232,52 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
     if not curves:
         return right
     numbers = [value for _, _, values in curves for value in values if not math.isnan(value)]
-    low = min(0.0, *numbers) if panel.begins_at_zero else min(numbers)
-    height = (max(numbers) - low) or 1.0
-    last_step = records[-1]["step"] or 1
-    svg = ""
+    low, high = axis_limits(panel, min(numbers), max(numbers))
+    last_step = max(1, records[-1]["step"])
+    svg = _axes(low, high, last_step)
     for colour, drawn_steps, drawn in curves:
         points: list[tuple[float, float] | None] = []
         for step, value in zip(drawn_steps, drawn, strict=True):
-            point = (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
-            points.append(None if math.isnan(value) else point)
+            x = MARGIN + WIDTH * step / last_step
+            points.append(None if math.isnan(value) else (x, _height(value, low, high)))
         svg += _lines(points, colour)
     title = escape(f"{panel.title}, {panel.unit}" if panel.title else panel.unit)
-    picture = f"<svg width='200' height='64' role='img' aria-label='{title}'>{svg}</svg>"
-    style = "display:inline-block;vertical-align:top;margin-right:1em"
+    picture = (
+        f"<svg width='{MARGIN + WIDTH + 8}' height='{HEIGHT + 22}' role='img'"
+        f" aria-label='{title}'>{svg}</svg>"
+    )
+    style = f"display:inline-block;vertical-align:top;width:{MARGIN + WIDTH + 24}px"
     caption = f"{title}<br>{'<br>'.join(labels)}"
     return f"<div style='{style}'><small>{caption}</small><br>{picture}</div>{right}"
+
+
+def _height(value: float, low: float, high: float) -> float:
+    return 4 + HEIGHT * (high - value) / (high - low)
+
+
+def _axes(low: float, high: float, last_step: int) -> str:
+    """Return the frame of a chart with the labels of both axes."""
+    bottom = 4 + HEIGHT
+    frame = f"M{MARGIN} 4V{bottom}H{MARGIN + WIDTH}"
+    room = (high - low) * HEAD_ROOM / (1 + 2 * HEAD_ROOM)
+    lowest = 0.0 if low <= 0 < high else low + room
+    labels = [
+        (MARGIN, bottom + 12, "middle", "0"),
+        (MARGIN + WIDTH, bottom + 12, "end", f"{last_step}"),
+        (MARGIN - 4, _height(lowest, low, high) + 4, "end", f"{lowest:.3g}"),
+        (MARGIN - 4, _height(high - room, low, high) + 4, "end", f"{high - room:.3g}"),
+    ]
+    texts = "".join(
+        f"<text x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}' font-size='10'"
+        f" fill='currentColor'>{text}</text>"
+        for x, y, anchor, text in labels
+    )
+    step = (
+        f"<text x='{MARGIN + WIDTH / 2:.0f}' y='{bottom + 12}' text-anchor='middle'"
+        " font-size='10' fill='currentColor'>step</text>"
+    )
+    line = f"<path d='{frame}' fill='none' stroke='currentColor' stroke-opacity='0.35'/>"
+    return f"<g opacity='0.75'>{line}{texts}{step}</g>"
 
 
 def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:

@@ -13,7 +13,7 @@ from dapo.core.terminal import print_text
 from dapo.core.text import quoted
 
 MAX_BITS = 4096  # of an integer: Python formats none of over 4,300 digits
-_OF_YAML = str | bool | int | float | list | tuple | Mapping | None
+_OF_YAML = (str, bool, int, float, list, tuple, Mapping, type(None))
 
 
 def plain_value(value: Any, name: str) -> Any:

@@ -1,16 +1,23 @@
 """Results of a run in Python: a figure, an evaluation, a comparison of two models."""
 
+import base64
 import io
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.shown_tables import ShownTable, ends_of
 from dapo.core.terminal import printable
 from dapo.core.text import with_interval
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as MatplotlibFigure
+
+PAGE_HEIGHT = 720
+"""Height of the page in a cell, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,37 @@ class Curves:
         return f"<Curves: {', '.join(filter(None, names))}; .figure is matplotlib's>"
 
 
+class PageAddress(str):
+    """The address of the page of a run, which a notebook displays as the page itself.
+
+    The page in the cell is a snapshot in one file: the server answers no other site's frames, and its
+    address is that of the kernel's machine, which a browser may not reach.
+    """
+
+    path: Path
+    """The run directory."""
+
+    def __new__(cls, address: str, path: Path) -> "PageAddress":
+        page = super().__new__(cls, address)
+        page.path = path
+        return page
+
+    def _repr_html_(self) -> str:
+        from dapo.analysis.view.report import report_html
+
+        link = f"<a href='{escape(self)}' target='_blank'>{escape(self)}</a>"
+        note = "the run as it is now; on the machine of this kernel, and up to date:"
+        page = base64.b64encode(report_html(self.path).encode()).decode()
+        # not srcdoc, whose links lead to the notebook's own address
+        source = f"data:text/html;charset=utf-8;base64,{page}"
+        style = f"width:100%;height:{PAGE_HEIGHT}px;border:1px solid #cbd5e1"
+        frame = (
+            f'<iframe src="{source}" sandbox="allow-scripts" style="{style}" title="the page of the run">'
+            "</iframe>"
+        )
+        return f"<p><small>{note} {link}</small></p>{frame}"
+
+
 @dataclass(frozen=True)
 class EvaluationResult:
     """The evaluation of a model on held-out problems: avg@k with a 95 % interval."""
@@ -36,15 +74,16 @@ class EvaluationResult:
     summary: Mapping[str, Any]
     """All numbers, by their names in the output of `dapo eval --json`."""
     table: "pd.DataFrame"
-    """A row per problem: id, source, question, answer, accuracy, responses."""
+    """A row per problem: id, source, question, answer, accuracy or score, responses."""
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> "EvaluationResult":
         """Convert an evaluation with its table, in the form of `dapo eval --output`."""
-        return cls(
-            {name: value for name, value in result.items() if name != "table"},
-            table_of(result["table"]),
-        )
+        summary = {name: value for name, value in result.items() if name != "table"}
+        rows = result["table"]
+        if not result["binary"]:
+            rows = [_renamed(row) for row in rows]
+        return cls(summary, table_of(rows))
 
     @property
     def accuracy(self) -> float | None:
@@ -58,6 +97,19 @@ class EvaluationResult:
         return _interval(self.summary)
 
     def __repr__(self) -> str:
+        return printable(f"<{self._sentence()}>")
+
+    def _repr_html_(self) -> str:
+        shown, dropped = ends_of(self.table)
+        rows = []
+        for row in shown.to_dict("records"):
+            texts = [response["text"] for response in row.pop("responses")]
+            cells = {"question": row["question"], "answer": row["answer"]}
+            cells["first response"] = texts[0] if texts else None
+            rows.append(cells | {name: row[name] for name in ("accuracy", "score") if name in row})
+        return ShownTable(self._sentence(), rows, dropped=dropped).html()
+
+    def _sentence(self) -> str:
         summary = self.summary
         style = ".1%" if self.summary["binary"] else ".3f"
         label = (
@@ -74,7 +126,7 @@ class EvaluationResult:
                 f"{summary['verifier_errors']} responses without a verdict:"
                 f" {summary['most_frequent_error']}"
             )
-        return printable(f"<{summary['name']}: {'; '.join(parts)}>")
+        return f"{summary['name']}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +161,15 @@ class Comparison:
             f"<{self.first.summary['model']} minus {self.second.summary['model']}: "
             f"{with_interval(self.difference, self.interval, style)}; {counts}>"
         )
+
+
+def with_score(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the summary of an evaluation with `score` in place of `accuracy`, if it is one."""
+    return summary if summary.get("binary", True) else _renamed(summary)
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"score" if name == "accuracy" else name: value for name, value in values.items()}
 
 
 def table_of(rows: Collection[Mapping[str, Any]], *columns: str) -> "pd.DataFrame":

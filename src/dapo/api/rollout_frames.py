@@ -29,7 +29,7 @@ _OTHER_NAMES = {
 
 
 def expanded(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Replace `fields` by `column.NAME`, `components` by `component.NAME`; read `episode`.
+    """Replace `fields` by `column.NAME`, `components` by `component.NAME`; read `episode`, `branches`.
 
     The columns of the data are behind its `answer`, in the order of their first row.
     """
@@ -44,11 +44,16 @@ def expanded(frame: "pd.DataFrame") -> "pd.DataFrame":
             values = [record.get(key) for record in records]
             frame.insert(position + offset, f"{prefix}.{key}", values)
     if "episode" in frame:
-        episodes: list[Any] = [
-            json.loads(text) if isinstance(text, str) else None for text in frame["episode"]
-        ]
-        frame["episode"] = episodes
+        frame["episode"] = _read_json(frame["episode"])
+    if "branches" in frame:
+        stored = _read_json(frame["branches"])
+        frame["branches"] = [[] if value is None else value["branches"] for value in stored]
     return frame
+
+
+def _read_json(texts: Iterable[Any]) -> list[Any]:
+    """Return the values of a column; None where it has none."""
+    return [json.loads(text) if isinstance(text, str) else None for text in texts]
 
 
 def stored_columns(columns: Sequence[str], known: Iterable[str]) -> list[str]:

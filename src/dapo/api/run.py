@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
+from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,20 @@ from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, stored_data
 from dapo.api.keywords import as_overrides, read_keywords
 from dapo.api.plain_values import described, model_name
+from dapo.api.play import Episodes, PlayedEpisode
 from dapo.api.python_errors import CallInterrupted, python_interface
-from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
+from dapo.api.result_types import (
+    Comparison,
+    Curves,
+    EvaluationResult,
+    PageAddress,
+    table_of,
+    with_score,
+)
 from dapo.api.rollout_frames import PREFIXES, expanded, selected, stored_columns
 from dapo.config import Config
 from dapo.core.errors import (
+    AgentFailed,
     CheckpointError,
     ConfigError,
     DapoError,
@@ -29,7 +39,7 @@ from dapo.core.errors import (
 )
 from dapo.core.files import damage_of, read_json
 from dapo.core.loading import add_code_folder
-from dapo.core.terminal import printable, warn
+from dapo.core.terminal import print_text, printable, warn
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure, marks_of
@@ -57,6 +67,7 @@ SHOWN_METRICS = (
 )
 _CHAT = 'run.chat("TEXT") talks to the model'
 _GENERATE = 'run.generate("PROMPT") samples answers'
+_PUSH = 'run.export("DIR", push="OWNER/NAME") uploads the model to the Hugging Face hub'
 OTHER_NAMES = {
     "ask": _CHAT,
     "talk": _CHAT,
@@ -65,6 +76,10 @@ OTHER_NAMES = {
     "infer": _GENERATE,
     "complete": _GENERATE,
     "answer": _GENERATE,
+    "push_to_hub": _PUSH,
+    "push": _PUSH,
+    "upload": _PUSH,
+    "save_pretrained": 'run.export("DIR") writes the model',
 }
 """What there is instead of methods that one might try."""
 
@@ -131,7 +146,10 @@ class Run:
     @property
     def metrics(self) -> "pd.DataFrame":
         """The metrics by step, see `dapo show docs metrics`; row 0: evaluation before training."""
-        return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
+        from dapo.api.shown_frames import metrics_view, shown_frame
+
+        records = metrics_by_step(self._directory.metrics).values()
+        return shown_frame(table_of(records, "step").set_index("step"), metrics_view)
 
     @property
     def rollouts(self) -> "pd.DataFrame":
@@ -139,10 +157,12 @@ class Run:
 
         `column.NAME` is a column of the data, `component.NAME` the score of one of several rewards.
         """
+        from dapo.api.shown_frames import rollouts_view, shown_frame
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
-        return expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
+        frame = expanded(read_rollouts(paths).to_pandas()) if paths else table_of([])
+        return shown_frame(frame, rollouts_view)
 
     def read_rollouts(
         self,
@@ -181,14 +201,15 @@ class Run:
     @property
     def problems(self) -> "pd.DataFrame":
         """The sampled problems with visits and correct responses, as of the newest checkpoint."""
+        from dapo.api.shown_frames import ProblemsView, shown_frame
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
-        if not path.exists():
-            return table_of([])
-        with stored_table(path) as table:
-            frame: pd.DataFrame = table.read(table.names).to_pandas()
-            return frame
+        frame = table_of([])
+        if path.exists():
+            with stored_table(path) as table:
+                frame = table.read(table.names).to_pandas()
+        return shown_frame(frame, ProblemsView(self.path))
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -197,13 +218,18 @@ class Run:
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy or mean score, its interval, and more."""
-        paths = self._directory.evaluations().values()
-        rows = [
-            {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
-            for path in paths
-        ]
-        return table_of(rows, "step", "accuracy").set_index("step")
+        """The evaluations during training by step: accuracy, its interval, and more.
+
+        The column `score` has the mean score of a verifier that does not decide right or wrong.
+        """
+        from dapo.api.shown_frames import evaluations_view, shown_frame
+
+        rows = []
+        for path in self._directory.evaluations().values():
+            summary = with_score(read_json(path))
+            rows.append({k: v for k, v in summary.items() if not isinstance(v, dict | list)})
+        frame = table_of(rows, "step", "accuracy").set_index("step")
+        return shown_frame(frame, evaluations_view)
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
         """Return an evaluation during training, by default the last, with every response.
@@ -230,12 +256,16 @@ class Run:
         figure = curves_figure(self._directory.metrics, title=title_of(self.config), marks=marks)
         return Curves(figure)
 
-    def view(self) -> str:
-        """Serve the page of `dapo view` until this process ends, and return its address."""
+    def view(self) -> PageAddress:
+        """Serve the page of `dapo view` until this process ends, and return its address.
+
+        In a notebook the address shows the page as it is now, inside of the cell; the address itself
+        opens on the machine of the kernel only.
+        """
         from dapo.analysis.view.queries import Runs
         from dapo.analysis.view.server import serve_in_background
 
-        return serve_in_background(Runs([self.path]))
+        return PageAddress(serve_in_background(Runs([self.path])), self.path)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the page as an HTML file, by default in the current folder; return its path."""
@@ -244,12 +274,18 @@ class Run:
         return Path(write_report(self.path, None if path is None else Path(path))["output"])
 
     def doctor(self) -> "pd.DataFrame":
-        """Return the findings of `dapo doctor`, the most severe first; empty if none."""
+        """Return the findings of `dapo doctor`, the most severe first; empty if none.
+
+        The table, a row for each finding, shows itself as the verdict and a card for each.
+        """
         from dapo.analysis.doctor import diagnose
+        from dapo.api.shown_frames import FindingsView, shown_frame
 
         with damage_of(self.path):
-            rows = diagnose(self.path).to_json()["findings"]
-        return table_of(rows, "name", "severity", "cause", "change", "advice")
+            diagnosis = diagnose(self.path)
+        rows = diagnosis.to_json()["findings"]
+        frame = table_of(rows, "name", "severity", "cause", "change", "advice")
+        return shown_frame(frame, FindingsView(diagnosis))
 
     def generate(
         self,
@@ -284,6 +320,30 @@ class Run:
         if self._live is not None:
             return answers_of(live_sampler(self._live, options), prompt)
         return answers_of(self._open_model().sampler(options), prompt)
+
+    def play(self, n: int = 1, *, seed: int = 0, temperature: float | None = None) -> Episodes:
+        """Play `n` episodes of the newest checkpoint in the run's environment, and show them.
+
+        Their problems are the first held-out ones, or those of training. `temperature` is
+        `eval.temperature` by default; equal seeds give equal episodes. Raises ConfigError for a run
+        without an environment, CheckpointError without a checkpoint.
+        """
+        from dapo.start.play import play_run
+
+        self._require_idle("play")
+        if n < 1:
+            raise ConfigError(f"n: expected a number of episodes, at least 1, got {n}")
+        played = play_run(self.path, n, seed=seed, temperature=temperature)
+        shown = [
+            PlayedEpisode.of(f"problem {each.problem.id}", each.problem.prompt, each.episode)
+            for each in played
+        ]
+        noun = "episode" if len(shown) == 1 else "episodes"
+        mean = fsum(each.reward for each in shown) / len(shown)
+        headline = f"{len(shown)} {noun} of {self.path}, mean reward {mean:.3g}"
+        if all(each.correct is not None for each in shown):
+            headline += f", {sum(each.correct is True for each in shown)} correct"
+        return Episodes(headline, tuple(shown))
 
     @property
     def chat(self) -> Chat:
@@ -416,17 +476,38 @@ class Run:
                     on_second_interrupt=signal.default_int_handler,
                 )
 
-    def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        step: int | None = None,
+        adapter: bool = False,
+        push: str | None = None,
+        private: bool = False,
+    ) -> Path:
         """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.
 
-        `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
-        such a checkpoint.
+        It has a model card, README.md. `adapter` writes only the adapter of a run with
+        `model.lora`. `push="OWNER/NAME"` also uploads it to the Hugging Face hub, with the token of
+        `hf auth login` or HF_TOKEN, makes the repository if it is missing, `private` if wanted, and
+        prints its address. Raises CheckpointError without such a checkpoint, and PushFailed if the
+        hub does not take the model, which stays in `path`.
         """
         from dapo.start.export import export_model_of
 
         if step is None:
             self._require_idle("export")
-        export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
+        exported = export_model_of(
+            self.path,
+            Path(path),
+            step=step,
+            adapter=adapter,
+            push=push,
+            private=private,
+            warn=warn,
+        )
+        if exported.address is not None:
+            print_text(f"published: {exported.address}")
         return Path(path)
 
     def __repr__(self) -> str:
@@ -513,6 +594,8 @@ def translate_errors(run: Run) -> Iterator[None]:
         if isinstance(error, EnvironmentFailed):
             corrected = "environment=CLASS"
             kind = "class"
+        if isinstance(error, AgentFailed):
+            corrected = "agent=FUNCTION"
         call = f"dapo.resume({str(run.path)!r}, {corrected})"
         error.args = (f"{error}; with a corrected {kind}: {call}",)
         _add_run(error, run)

@@ -60,6 +60,7 @@ def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) 
     estimates = [evaluation.difference for evaluation in comparison.held_out.values()]
     estimates += [curve.mean for curve in comparison.curves.values()]
     if not is_equal and any(map(_ratio, estimates)):
+        console.print()
         say(console, LEGEND)
     for note in comparison.notes:
         say(console, note)
@@ -114,10 +115,16 @@ def _describe_run(run: RunFacts) -> str:
     text = f"{run.path}: {run.steps} steps, seed {run.seed}"
     if run.fork is None:
         return text
-    text += f", forked from {run.fork['parent']} at step {run.fork['step']}"
+    text += f", forked from {_from_here(run.fork['parent'])} at step {run.fork['step']}"
     if run.fork["branch"] is not None:
         text += f", branch {run.fork['branch']}"
     return text
+
+
+def _from_here(path: str) -> Path:
+    """Return a path as it is typed in this folder."""
+    here = Path.cwd()
+    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
 
 
 def _aligned(comparison: Comparison) -> str:
@@ -133,7 +140,9 @@ def _aligned(comparison: Comparison) -> str:
 
 def _table(title: str, *names: str) -> Table:
     # only the first column, with names, wraps
-    return ruled_table(Column(names[0], overflow="fold"), *names[1:], title=title, **TITLE)
+    return ruled_table(
+        Column(names[0], overflow="fold"), *names[1:], title=f"\n{title}", show_edge=False, **TITLE
+    )
 
 
 def _print_options(console: SafeConsole, comparison: Comparison) -> None:
@@ -143,9 +152,10 @@ def _print_options(console: SafeConsole, comparison: Comparison) -> None:
     table = Table(
         Column("", no_wrap=True),
         *right("a", "b", overflow="fold"),
-        title="Options that differ",
+        title="\nOptions that differ",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
         **TITLE,
     )
     for name, values in comparison.options.items():

@@ -125,7 +125,7 @@ def model_pass_rates(
         if code.environment is not None:
             episodes = episodes_of(config, loaded.tokenizer, code.environment)
             sample = episodes.with_prompts(sample)
-            encoder = episodes.renderer.prompts
+            encoder = episodes.encoder
         sampler = open_engine_sampler(
             resolve_engine(config, loaded.model),
             loaded,

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from dapo.analysis.explain import explain_group, instructive_step
 from dapo.cli.formatting import number, right, say
@@ -142,7 +143,10 @@ def _rest(facts: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
         verdicts = Counter(str(_verdict(response)) for response in hidden)
         counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         text += f"{len(hidden)} more ({counts}); "
-    return f"{text}--equations shows how, --tokens each token's probability"
+    how = "how"
+    if any(response["calls"] for response in facts["responses"]):
+        how = "how, and an episode's calls"
+    return f"{text}--equations shows {how}, --tokens each token's probability"
 
 
 def _equations(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -190,7 +194,11 @@ def _length(response: Mapping[str, Any]) -> str:
 
 
 def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield the longest episode of the group, turn by turn."""
+    """Yield the longest episode of the group, turn by turn or call by call."""
+    with_calls = [response for response in facts["responses"] if response["calls"]]
+    if with_calls:
+        yield from _agent_episode(max(with_calls, key=lambda response: len(response["calls"])))
+        return
     longest = max(facts["responses"], key=lambda response: len(response["turns"] or ()))
     if not longest["turns"]:
         return
@@ -204,6 +212,48 @@ def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table
     trains = "train" if longest["trains"] else "would train, but this episode does not"
     yield f"only the tokens of the assistant's turns {trains}; observed tokens never do"
+
+
+def _agent_episode(response: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield an agent's calls as a tree: each branch below the conversation in which it begins."""
+    yield _heading(f"Response {response['sample']}: the episode's calls")
+    counts = response["episode"]["counts"]
+    yield "; ".join(f"{name.replace('_', ' ')}: {value}" for name, value in counts.items() if value)
+    calls = response["calls"]
+    tree = Tree("the first conversation", guide_style="dim")
+    nodes = {0: tree}
+    for branch in sorted({call["branch"] for call in calls}):
+        members = [call for call in calls if call["branch"] == branch]
+        if branch:
+            parent = members[0]["parent"]
+            above = 0 if parent is None else calls[parent - 1]["branch"]
+            place = "" if parent is None else f" behind call {parent}"
+            label = Text(f"branch {branch}{place}: ", style="bold")
+            label.append(one_line(members[0]["reason"]), style="dim")
+            nodes[branch] = nodes[above].add(label)
+        for call in members:
+            _add_call(nodes[branch], call)
+    yield tree
+    trains = "train" if response["trains"] else "would train, but this episode does not"
+    yield f"only sampled tokens {trains}; what a call reads, and masked calls, never do"
+
+
+def _add_call(node: Tree, call: Mapping[str, Any]) -> None:
+    """Add what a call read and what was sampled to a conversation."""
+    for message in call["messages"]:
+        text = shorten(one_line(message["text"]), SHOWN_CHARS, keep="ends")
+        node.add(Text(f"{message['role']}: {text}", style="dim"))
+    facts = [f"call {call['number']}", f"{call['observed_tokens']} read"]
+    facts.append(f"{call['sampled_tokens']} sampled{'+' if call['finish'] == 'length' else ''}")
+    if call["retries"]:
+        facts.append(f"asked {call['retries'] + 1} times")
+    if call["tool_calls"]:
+        facts.append(f"tool {', '.join(call['tool_calls'])}")
+    if call["masked"]:
+        facts.append(f"masked: {call['masked']}")
+    label = Text(f"{', '.join(facts)}: ", style="yellow" if call["masked"] else "")
+    label.append(shorten(one_line(call["text"]), SHOWN_CHARS, keep="ends") or "(empty)")
+    node.add(label)
 
 
 def _span(turn: Mapping[str, Any]) -> str:
@@ -313,16 +363,28 @@ def _print_tokens(console: SafeConsole, run_dir: Path, facts: Mapping[str, Any])
     console.print(_heading("Tokens, each with the probability with which it was sampled"))
     tokenizer = _tokenizer_of(run_dir)
     for response in facts["responses"]:
-        logprobs = response["engine_logprobs"]
         label = f"{response['sample']}"
-        if logprobs is None:
-            say(console, "probabilities are not recorded", label=label, indent=4)
-            continue
-        entries = []
-        for token_id, logprob in zip(response["response_ids"], logprobs, strict=True):
-            name = f"{token_id}" if tokenizer is None else _token_text(tokenizer, token_id)
-            entries.append(f"{name}\N{NO-BREAK SPACE}{exp(min(0.0, logprob)):.2f}")
-        say(console, "  ".join(entries), label=label, indent=4)
+        if response["calls"]:
+            for call in response["calls"]:
+                entries = _entries(tokenizer, call["token_ids"], call["logprobs"])
+                name = f"{label}.{call['number']}"
+                say(console, entries, label=name, indent=max(4, len(name) + 1))
+        else:
+            entries = _entries(tokenizer, response["response_ids"], response["engine_logprobs"])
+            say(console, entries, label=label, indent=4)
+
+
+def _entries(
+    tokenizer: "Tokenizer | None", token_ids: Sequence[int], logprobs: Sequence[float] | None
+) -> str:
+    """Return each token with its probability."""
+    if logprobs is None:
+        return "probabilities are not recorded"
+    entries = []
+    for token_id, logprob in zip(token_ids, logprobs, strict=True):
+        name = f"{token_id}" if tokenizer is None else _token_text(tokenizer, token_id)
+        entries.append(f"{name}\N{NO-BREAK SPACE}{exp(min(0.0, logprob)):.2f}")
+    return "  ".join(entries)
 
 
 def _tokenizer_of(run_dir: Path) -> "Tokenizer | None":

@@ -64,7 +64,12 @@ REMOVED_COMMANDS = {
 }
 """The new spelling of each command that was removed."""
 _CHAT = "dapo chat MODEL_OR_RUN talks to a model"
+_PUSH = "dapo export RUN_DIR OUT_DIR --push OWNER/NAME uploads the model of a run to the hub"
 _GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
+_SERVE = (
+    "dapo serve MODEL_OR_RUN answers at an address; dapo export RUN_DIR OUT_DIR writes a model that"
+    " vLLM and others serve"
+)
 OTHER_NAMES = {
     "ask": f"{_GENERATE}; {_CHAT}",
     "sample": _GENERATE,
@@ -75,7 +80,14 @@ OTHER_NAMES = {
     "play": _CHAT,
     "talk": _CHAT,
     "repl": _CHAT,
-    "serve": f"{_CHAT}; dapo export RUN_DIR OUT_DIR writes a model that vLLM and others serve",
+    "server": _SERVE,
+    "host": _SERVE,
+    "deploy": _SERVE,
+    "endpoint": _SERVE,
+    "api": _SERVE,
+    "push": _PUSH,
+    "upload": _PUSH,
+    "publish": _PUSH,
 }
 """What there is instead of commands that one might try."""
 REMOVED_FLAGS = {
@@ -328,7 +340,9 @@ def _test_environment(
     name: str, overrides: list[str] | None, data: str | None, verbose: bool, as_json: bool
 ) -> bool:
     """Print the episodes of an environment, and return True if they are suspicious."""
-    from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
+    from dapo.cli.environment import print_plays
+    from dapo.environments.nonsense import is_suspicious
+    from dapo.start.play import play_nonsense
 
     with stdout_to_stderr(as_json):
         plays = play_nonsense(name, data=data, overrides=overrides or [])

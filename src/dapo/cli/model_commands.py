@@ -1,4 +1,4 @@
-"""The commands that ask a model: chat and generate."""
+"""The commands that ask a model: chat, generate and serve."""
 
 import sys
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import ASK
+from dapo.cli.arguments import ASK, AsJson
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_text
 
@@ -162,3 +162,58 @@ def generate(
 
     options = SamplingOptions(n, temperature, top_p, max_new_tokens, seed)
     generate_answers(choice, problems, options, as_json=as_json)
+
+
+@commands.command(rich_help_panel=ASK, epilog="Example: dapo serve runs/a --port 8000")
+def serve(
+    model_or_run: ModelOrRun,
+    step: Step = None,
+    host: Annotated[
+        str,
+        Option(metavar="ADDRESS", help="Address to listen at; one beyond loopback needs a key."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        Option(min=0, max=65535, help="Port of the server.", show_default="8000, or a free one"),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        Option(
+            metavar="KEY",
+            envvar="DAPO_API_KEY",
+            help="Key that clients must send; other users of this machine see a command's options.",
+            show_default="none",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            "--max-new-tokens",
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Length limit of an answer in tokens, if the request has none.",
+            show_default="the run's; of a model 1024",
+        ),
+    ] = None,
+    as_trained: Annotated[
+        bool,
+        Option(
+            "--as-trained",
+            help="Add the run's instruction and system message to chats, as dapo chat does.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a model or a trained run behind the APIs of OpenAI and Anthropic.
+
+    Any number of clients ask at the same time: chats with tools, completions and responses, whole
+    or token by token. Messages go to the model as they come, in its chat template.
+    """
+    from dapo.start.model_choice import choose_model
+
+    choice = choose_model(model_or_run, step=step)
+    from dapo.cli.serve import ServeOptions, serve_model
+
+    options = ServeOptions(host, port, api_key, max_new_tokens, as_trained)
+    serve_model(choice, options, as_json=as_json)

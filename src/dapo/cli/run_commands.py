@@ -25,7 +25,7 @@ from dapo.cli.arguments import (
 )
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
-from dapo.core.terminal import print_json, print_text, stdout_to_stderr
+from dapo.core.terminal import print_json, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at
 # once
@@ -475,15 +475,24 @@ def export(
     adapter: Annotated[
         bool, Option("--adapter", help="Write only the LoRA adapter, in peft's format.")
     ] = False,
+    push: Annotated[
+        str | None,
+        Option(
+            metavar="OWNER/NAME",
+            help="Upload it to this repository on the Hugging Face hub, which is made if missing.",
+        ),
+    ] = None,
+    private: Annotated[
+        bool, Option("--private", help="Make the repository of --push private.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a run as a Hugging Face model directory."""
+    """Write the model of a run as a Hugging Face model directory, with a model card."""
     from dapo.cli.train import export_run
 
     with stdout_to_stderr(as_json):
-        summary = export_run(run_dir, out_dir, step=step, adapter=adapter)
+        summary = export_run(
+            run_dir, out_dir, step=step, adapter=adapter, push=push, private=private
+        )
     if as_json:
         print_json(summary)
-    else:
-        kind = "adapter of " if adapter else ""
-        print_text(f"{out_dir}: {kind}{summary['base']} after {summary['step']} steps")

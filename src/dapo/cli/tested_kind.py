@@ -30,6 +30,8 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
         raise ConfigError("--reward and --environment contradict each other; give one of them")
     if is_reward:
         return "reward"
+    if name.startswith("agent:"):
+        raise agent_error(name)
     if is_environment:
         return "environment"
     if RunDirectory.is_run(name):
@@ -52,12 +54,22 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
 
 def _kind_of_run(path: str) -> Kind:
     config = load_run_config(RunDirectory.open(path), [])
+    if config.runs_agent and config.reward.verifier in ("auto", "environment"):
+        raise agent_error(path)
     if config.environment.name is None:
         return "reward"
     if config.reward.verifier in ("auto", "environment"):
         return "environment"
     raise ConfigError(
         f"{path} has both an environment and a verifier; choose with --environment or --reward"
+    )
+
+
+def agent_error(name: str) -> ConfigError:
+    """Return the error that `dapo test` gives for an agent."""
+    return ConfigError(
+        f"{name}: an agent is not tested without a policy, which it asks; a run with"
+        " train.num_steps=1 plays it, and `dapo view RUN` shows its calls"
     )
 
 

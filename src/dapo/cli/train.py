@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
@@ -23,6 +23,10 @@ from dapo.runs.manifest import Fork
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
 
+if TYPE_CHECKING:
+    from dapo.start.export import Exported
+
+MAX_COMMAND_CHARS = 300  # of a command that is proposed; the card has a longer one
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
 
@@ -130,28 +134,66 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 
 
 def export_run(
-    path: Path, out_dir: Path, *, step: int | None, adapter: bool = False
+    path: Path,
+    out_dir: Path,
+    *,
+    step: int | None,
+    adapter: bool = False,
+    push: str | None = None,
+    private: bool = False,
 ) -> dict[str, Any]:
-    """Write a checkpoint as a Hugging Face model directory.
+    """Write a checkpoint as a Hugging Face model directory, and say what comes next.
 
     Args:
         path: the run.
         out_dir: the directory to make.
         step: the step of the checkpoint; None: the newest one.
         adapter: write only the adapter, in peft's format.
+        push: the repository on the hub to which it is uploaded; None: none.
+        private: make that repository private.
 
-    Returns JSON values: model, run, step, base, and whether it is an adapter.
+    Returns JSON values: model, run, step, base, whether it is an adapter, and the address.
     """
     from dapo.start.export import export_model_of
 
-    config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
+    exported = export_model_of(
+        path, out_dir, step=step, warn=warn, adapter=adapter, push=push, private=private
+    )
+    kind = "adapter of " if adapter else ""
+    print_text(
+        f"{out_dir}: {kind}{exported.config.model.name} after {exported.step} steps, with a model"
+        " card (README.md)"
+    )
+    if exported.address is not None:
+        print_text(f"published: {exported.address}")
+    print_text()
+    commands = _commands_of_export(out_dir, exported)
+    for label, command in commands.items():
+        print_text(f"{label:{max(map(len, commands))}}  {command}")
     return {
         "model": str(out_dir),
         "run": str(path),
-        "step": step,
-        "base": config.model.name,
+        "step": exported.step,
+        "base": exported.config.model.name,
         "adapter": adapter,
+        "address": exported.address,
     }
+
+
+def _commands_of_export(out_dir: Path, exported: "Exported") -> dict[str, str]:
+    """Return the next commands by what they do."""
+    folder = shlex.quote(str(out_dir))
+    card = shlex.quote(str(out_dir / "README.md"))
+    commands = {"load it": f"the lines are in {card}"}
+    if not exported.is_adapter:
+        commands = {"talk to it": f"dapo chat {folder}"}
+        evaluation = shlex.join(exported.evaluation or ())
+        if len(evaluation) > MAX_COMMAND_CHARS or not evaluation:
+            evaluation = f"the command is in {card}"
+        commands["evaluate it"] = evaluation
+    if exported.address is None:
+        commands["publish it"] = f"hf upload {shlex.quote(out_dir.absolute().name)} {folder} ."
+    return commands
 
 
 def fork_run(

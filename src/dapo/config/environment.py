@@ -1,5 +1,6 @@
 """Options of episodes: `environment`."""
 
+import shlex
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -16,11 +17,19 @@ from dapo.config.section import (
 )
 
 
+def _words(value: object) -> object:
+    """Accept a command as a shell's line, and null for none."""
+    if value is None:
+        return []
+    return shlex.split(value) if isinstance(value, str) else value
+
+
 class EnvironmentConfig(Section):
     name: str | None = option(
         None,
         "The environment that answers the policy's turns: calculator, module:Class, textarena:ID or"
-        " skyrl:ID. none: each response is one turn.",
+        " skyrl:ID; or agent:module:function, an agent that asks the policy over an OpenAI endpoint."
+        " none: each response is one turn.",
         paper=None,
     )
     options: dict[str, Any] = option(
@@ -31,6 +40,24 @@ class EnvironmentConfig(Section):
         "Functions, one or a list, as module:function, that the policy may call in every turn, with or without an"
         " environment.",
         also=[{"type": "string"}, {"type": "null"}],
+    )
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = option(
+        (),
+        "The command of an agent in any language: it gets the problem as JSON on its standard input,"
+        " the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, and writes the reward as its last line.",
+        also=[{"type": "string"}, {"type": "null"}],
+    )
+    foreign_sampling: Literal["refuse", "override"] = option(
+        "refuse",
+        "Treatment of an agent's request with another temperature or another distribution than the"
+        " run's. refuse: status 400; override: sample as the run does, and count it.",
+        only_with="runs_agent",
+    )
+    listen: str | None = option(
+        None,
+        "Address of the interface on which agents elsewhere reach the endpoint; none: this machine"
+        " alone.",
+        only_with="runs_agent",
     )
     max_turns: Positive = option(
         8,
@@ -85,3 +112,10 @@ class EnvironmentConfig(Section):
         only_with="plays_episodes",
         unit="polls",
     )
+
+    @property
+    def title(self) -> str | None:
+        """The name of what plays the episodes: an environment, an agent or its command."""
+        if self.command:
+            return f"agent:{shlex.join(self.command)}"
+        return self.name

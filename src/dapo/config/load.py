@@ -1,5 +1,6 @@
 """Reads a configuration from YAML, presets and `key=value` overrides, and writes it as YAML."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -470,7 +471,46 @@ def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
         value = values.get(section)
         if isinstance(value, str) or (section == "data" and isinstance(value, list | tuple)):
             values[section] = _Dotted({option: values[section]})
-    return values
+    return _with_agent(values)
+
+
+def _with_agent(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace `agent`, in the section `environment` or beside it, by the options that run it.
+
+    Raises ConfigError for a value that names no agent, or if an environment is named, too.
+    """
+    section = options.get("environment")
+    sections: list[Mapping[str, Any]] = [options]
+    if isinstance(section, Mapping):
+        sections.append(section)
+    agents = [mapping["agent"] for mapping in sections if "agent" in mapping]
+    if not agents:
+        return options
+    if len(agents) > 1 or (isinstance(section, Mapping) and {"name", "command"} & set(section)):
+        raise ConfigError(
+            "agent: environment.name, environment.command and agent name what plays the episodes;"
+            " keep one of them"
+        )
+    inner = _Dotted() if section is None else _Dotted(section)
+    inner.pop("agent", None)
+    outer = _Dotted(options) if isinstance(options, _Dotted) else dict(options)
+    outer.pop("agent", None)
+    outer["environment"] = _merge(inner, _agent_options(agents[0]))
+    return outer
+
+
+def _agent_options(agent: object) -> dict[str, Any]:
+    """Return the options of `environment` that run an agent. Raises ConfigError."""
+    if agent is None:
+        return {"name": None, "command": None}
+    if isinstance(agent, Mapping) and set(agent) == {"command"}:
+        return {"name": None, "command": agent["command"]}
+    if isinstance(agent, str) and ":" in agent:
+        return {"name": f"agent:{agent.removeprefix('agent:')}", "command": None}
+    raise ConfigError(
+        "agent: expected module:function, or {command: [python, my_agent.py]}, got"
+        f" {json.dumps(agent, default=str)}"
+    )
 
 
 def resolve_auto_verifier(config: Config) -> Config:

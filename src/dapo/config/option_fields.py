@@ -29,6 +29,7 @@ CONDITIONS = {
     ),
     "has_kl": "loss.kl_coef above 0",
     "plays_episodes": "environment.name or environment.tools",
+    "runs_agent": "environment.name=agent:module:function or environment.command",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_plugin_engine": "an engine of another package",
@@ -91,6 +92,16 @@ def known_about(info: FieldInfo) -> dict[str, Any]:
     if not isinstance(info.json_schema_extra, dict):
         return {}
     return info.json_schema_extra
+
+
+def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each option whose value differs from the paper's, with both values."""
+    for name, info in options_of():
+        facts = known_about(info)
+        if "paper" in facts:
+            value = config.value_of(name)
+            if value != facts["paper"]:
+                yield name, value, facts["paper"]
 
 
 def option_text(value: object) -> str:

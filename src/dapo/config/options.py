@@ -215,7 +215,14 @@ class Config(Section):
     @property
     def plays_episodes(self) -> bool:
         """True if responses are episodes of several turns."""
-        return self.environment.name is not None or bool(self.environment.tools)
+        environment = self.environment
+        return environment.name is not None or bool(environment.tools or environment.command)
+
+    @property
+    def runs_agent(self) -> bool:
+        """True if an agent plays the episodes, over an endpoint."""
+        name = self.environment.name
+        return bool(self.environment.command) or (name is not None and name.startswith("agent:"))
 
     @property
     def credits_turns(self) -> bool:

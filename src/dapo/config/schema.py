@@ -9,6 +9,23 @@ from dapo.config.section import Auto, Switch
 
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 _SWITCH = {"enum": [True, False]}  # YAML reads a bare `on` or `off` as a boolean
+_AGENT = {
+    "description": "module:function of an agent, or {command: [python, my_agent.py]}.",
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "required": ["command"],
+            "additionalProperties": False,
+            "properties": {
+                "command": {
+                    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+                }
+            },
+        },
+        {"type": "null"},
+    ],
+}
 
 
 def config_schema() -> dict[str, Any]:
@@ -45,6 +62,9 @@ def config_schema() -> dict[str, Any]:
         description = _description(info.description or "", facts)
         if description:
             entry["description"] = description
+    # a short form: `_with_agent` of config/load.py
+    for parent in ("", "environment"):
+        sections[parent]["properties"]["agent"] = _AGENT
     _use_names_of_the_standard(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -6,7 +6,8 @@ which run code of users and of data, only those that are known to configure prog
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dapo.core.loading import module_file
@@ -91,14 +92,21 @@ def worker_environment(exceptions: Collection[str] = ()) -> dict[str, str]:
     }
 
 
-def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return a worker's variables: harmless ones, and those that options or modules name.
+def needed_environment(
+    options_by_name: Mapping[str, Mapping[str, Any]], *, files: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return a worker's variables: harmless ones, and those that options, modules or files name.
 
     The names are those of verifiers, `module:function`, or an environment's `module:Class`.
     """
     variables = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
+    sources = [Path(name) for name in files]
     for name, options in options_by_name.items():
         variables |= {str(value) for option, value in options.items() if option.endswith("_env")}
-        if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
-            variables |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
+        source = module_file(name.partition(":")[0]) if ":" in name else None
+        if source is not None:
+            sources.append(source)
+    for source in sources:
+        text = source.read_text(encoding="utf-8", errors="replace")
+        variables |= set(re.findall(r"\w+", text))
     return worker_environment(variables)

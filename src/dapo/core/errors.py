@@ -8,7 +8,7 @@ from dapo.core.text import bounded
 
 EXIT_CODES: Mapping[str, str] = {
     "0": "success",
-    "1": "the run or the evaluation failed, or a check found a fault",
+    "1": "the run, the evaluation or an upload failed, or a check found a fault",
     "2": "the input is wrong, or the checked configuration cannot run",
     "128 + n": "signal n stopped the command after it saved its state",
 }
@@ -73,6 +73,10 @@ class EnvironmentFailed(VerifierFailed):
     """Too many episodes have no verdict, because their environment fails."""
 
 
+class AgentFailed(VerifierFailed):
+    """Too many episodes have no verdict, because their agent fails."""
+
+
 class ShortfallError(DapoError):
     """Dynamic sampling reached its bound without enough informative groups; causes are counted."""
 
@@ -81,6 +85,10 @@ class CheckpointError(DapoError):
     """A run directory or checkpoint cannot be used as requested."""
 
     exit_code = 2
+
+
+class PushFailed(DapoError):
+    """The Hugging Face hub did not take a model; its directory, if it was written, stays."""
 
 
 class EngineError(DapoError):

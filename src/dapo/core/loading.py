@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import linecache
 import logging
 import os
 import re
@@ -44,6 +45,12 @@ _FOREIGN_FOLDERS = tuple(
     }
 )
 _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
+THE_CELL = "the cell"
+COPIED_FROM = "# copied from "
+"""Begins the comment above each copied definition of such a module, with its first line:
+`# copied from line 2 of the cell: digits`.
+"""
+_PLACE = re.compile(rf"{COPIED_FROM}line (\d+) of (.+): (\w+)")
 
 
 def add_code_folder(folder: Path) -> None:
@@ -69,8 +76,12 @@ def use_import_locations(path: Sequence[str], code_folders: Sequence[str]) -> No
 
 
 def text_checksum(text: bytes) -> str:
-    """Return the end of a written module's name."""
-    return hashlib.blake2b(text, digest_size=4).hexdigest()
+    """Return the end of a written module's name, which the places of its definitions do not change:
+    a function keeps its name when it moves in its cell.
+    """
+    lines = text.splitlines(keepends=True)
+    code = b"".join(line for line in lines if not line.startswith(COPIED_FROM.encode()))
+    return hashlib.blake2b(code, digest_size=4).hexdigest()
 
 
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
@@ -111,7 +122,8 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
                 f"{option}{path!r}: there is no module {name!r} in {directory} or among the"
                 " installed packages"
             )
-        raise error(f"{option}{path!r}: importing {name} {module.reason}")
+        doing = f"importing {name}" if written_file is None else "importing its copy in the run"
+        raise error(f"{option}{own_name(path)!r}: {doing} {module.reason}")
     try:
         function: Callable[..., Any] = attrgetter(attribute)(module)
     except AttributeError:
@@ -135,8 +147,10 @@ def own_name(path: str) -> str:
 
     >>> own_name("reward_0123abcd:exact"), own_name("my_rewards:exact")
     ('exact', 'my_rewards:exact')
+    >>> own_name("agent:agent_0123abcd:solve")
+    'solve'
     """
-    module, _, attribute = path.partition(":")
+    module, _, attribute = path.removeprefix("agent:").partition(":")
     return attribute if attribute and _WRITTEN_NAME.fullmatch(module) else path
 
 
@@ -280,7 +294,21 @@ def describe(error: BaseException) -> str:
 
 
 def place_in(filename: str, line: int | None) -> str:
-    """Return the end of a message that names a line of user code."""
+    """Return the end of a message that names a line of user code.
+
+    A line of a function that was copied into a run is named as the user wrote it: `(digits, line 3
+    of the cell)`, or `(script.py, line 12)`.
+    """
+    if line is not None and _WRITTEN_NAME.fullmatch(Path(filename).stem):
+        text = linecache.getlines(filename)[:line]
+        for distance, comment in enumerate(reversed(text), start=-1):
+            place = _PLACE.fullmatch(comment.rstrip())
+            if place is None:
+                continue
+            written_line = int(place[1]) + distance
+            if place[2] == THE_CELL:
+                return f" ({place[3]}, line {written_line} of {THE_CELL})"
+            return f" ({place[2]}, line {written_line})"
     return f" ({Path(filename).name}, line {line})"
 
 

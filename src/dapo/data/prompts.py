@@ -178,6 +178,12 @@ class PromptEncoder:
         self._prompts = ByteDecoder.of(tokenizer, skip_special_tokens=False)
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
+    def encode_once(self, problem: Problem) -> tuple[int, ...]:
+        """Return the prompt's ids as `encode` does, and keep nothing of them."""
+        text = self.render(problem)
+        with self._lock:
+            return tuple(self._tokenized([text])[0])
+
     def encode(self, problem: Problem) -> tuple[int, ...]:
         """Return the prompt's ids in full; without a template the tokenizer adds special tokens.
 
@@ -187,9 +193,7 @@ class PromptEncoder:
         key = _key(problem)
         if key in self._cached_ids:
             return tuple(self._cached_ids[key])
-        text = self.render(problem)
-        with self._lock:
-            ids = tuple(self._tokenized([text])[0])
+        ids = self.encode_once(problem)
         # `length` is also asked of prompts that are not cached
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:

@@ -1,6 +1,7 @@
 """One rank of the trainer group: an object whose methods are called on all ranks at once."""
 
 import math
+import os
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,10 @@ import torch.distributed as dist
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import EngineError, LaunchError
+from dapo.core.interfaces import use_interface_towards, use_loopback_interface
 from dapo.core.loading import use_import_locations
-from dapo.core.loopback import use_loopback_interface
 from dapo.core.ranges import select
+from dapo.core.terminal import print_text
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
 from dapo.distributed.weight_files import WeightsFolder, write_weights
@@ -86,7 +88,10 @@ class TrainerWorker:
             use_loopback_interface("GLOO")
             self._store = dist.FileStore(str(rendezvous), size)
             self._store.set_timeout(self._start_timeout)
-        elif self._store is None:
+        else:
+            self._use_interface(rendezvous)
+        if self._store is None:
+            assert isinstance(rendezvous, Gate)
             try:
                 self._store = connect_store(rendezvous, self._start_timeout)
             except GateError as error:
@@ -103,6 +108,19 @@ class TrainerWorker:
         self._policy = ShardedPolicy(self._config, self._loaded, ranks)
         self._samples = RankSamples(ranks.exchange)
         self._loaded = None
+
+    def _use_interface(self, gate: Gate) -> None:
+        """Let gloo and NCCL use the interface that leads to the gate of rank 0, and say which."""
+        name = use_interface_towards(gate.host, gate.port, "GLOO", "NCCL")
+        chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+        if chosen is None:
+            print_text(
+                f"rank {self._rank}: no interface leads to rank 0 at {gate.host}; set"
+                " GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the one that does"
+            )
+        else:
+            origin = "the route to rank 0" if chosen == name else "GLOO_SOCKET_IFNAME"
+            print_text(f"rank {self._rank}: tensors go through {chosen}, by {origin}")
 
     def can_access(self, folder: Path) -> bool:
         """Return True if this process sees a folder of the controller."""

@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
@@ -59,6 +59,8 @@ class WrongCall:
     error: str
     name: str | None = None
     """The name of the tool, if the call names one that exists."""
+    written: ToolCall | None = field(default=None, compare=False)
+    """The call as it was written, if it is JSON with a name and an object of arguments."""
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
@@ -102,6 +104,14 @@ def tool_text(schemas: Sequence[Mapping[str, Any]], form: CallForm) -> str:
     return "\n".join(
         ["You can call these tools:", *lines, "To call a tool, write:", EXAMPLES[form]]
     )
+
+
+def call_text(call: ToolCall, form: CallForm) -> str:
+    """Return a call as `CallReader` reads it."""
+    if form == "llama":
+        return json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+    value = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{value}\n</tool_call>"
 
 
 class CallReader:
@@ -251,19 +261,19 @@ class CallReader:
         name = call.get("name") if isinstance(call, dict) else None
         if not isinstance(call, dict) or not isinstance(name, str):
             return WrongCall(f"Error: expected {EXAMPLES[self.form]}, got {quoted(call)}")
-        if name not in self._parameters:
-            return WrongCall(
-                f"Error: there is no tool {quoted(name)}; the tools are:"
-                f" {', '.join(self._parameters)}"
-            )
         arguments: Any = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), {})
-        if isinstance(arguments, str):
+        if name in self._parameters and isinstance(arguments, str):
             arguments = _parsed(arguments)
         if arguments is None:
             arguments = {}
+        written = ToolCall(name, arguments) if isinstance(arguments, dict) else None
+        if name not in self._parameters:
+            tools = ", ".join(self._parameters)
+            error = f"Error: there is no tool {quoted(name)}; the tools are: {tools}"
+            return WrongCall(error, written=written)
         problem = _misfit(arguments, self._parameters[name])
         if problem:
-            return WrongCall(f"Error: {name}: {problem}", name)
+            return WrongCall(f"Error: {name}: {problem}", name, written)
         return ToolCall(name, arguments)
 
 

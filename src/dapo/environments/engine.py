@@ -366,7 +366,9 @@ class EpisodeEngine(EngineLayer):
             running.finish = "stop" if num_left else "length"
             self._cut(running)
             return
-        role = "tool" if answer["tool_calls"] else "user"
+        # a class that counts its own calls has no tools in the chat template
+        is_result = answer["tool_calls"] and "tool" in self._renderer.roles
+        role = "tool" if is_result else "user"
         observation = answer["observation"]
         try:
             ids = self._renderer.following(

@@ -25,7 +25,10 @@ class StepResult:
     """
 
     observation: str | Sequence[Message] = ""
-    """What the policy reads next; a text is a message of role `tool` after a call, else `user`."""
+    """What the policy reads next.
+
+    A text is a message of role `tool` after a call of one of the environment's tools, else `user`.
+    """
     reward: float | None = None
     """The reward of this turn; None: 0."""
     done: bool = False

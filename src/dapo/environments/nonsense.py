@@ -10,7 +10,7 @@ import string
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.rewards.combine import build_verifier
-from dapo.types import Episode, EpisodeText, Generation, GenerationRequest, Problem
+from dapo.types import Episode, EpisodeText, Finish, Generation, GenerationRequest, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,25 +70,34 @@ class Play:
         return {name: getattr(self, name) for name in names}
 
 
-class NonsenseEngine:
-    """A rollout engine without a model: each turn is nonsense of one kind."""
+class TextEngine:
+    """A rollout engine without a model: `say` returns the text of each requested turn.
+
+    None is a turn that is cut off before its first token.
+    """
 
     capabilities = Capabilities()
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        stop_id: int,
+        say: Callable[[GenerationRequest], str | None],
+        *,
+        is_cut: bool = False,
     ) -> None:
+        """With `is_cut` every turn ends at the limit of tokens."""
         self._tokenizer = tokenizer
         self._stop_id = stop_id
-        self._kind = kind
-        self._chance = random.Random(seed)
+        self._say = say
+        self._is_cut = is_cut
         self._waiting: list[GenerationRequest] = []
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        raise NotImplementedError("nonsense has no weights")
+        raise NotImplementedError("texts have no weights")
 
     def drop_weights(self) -> None:
-        raise NotImplementedError("nonsense has no weights")
+        raise NotImplementedError("texts have no weights")
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._waiting += requests
@@ -99,21 +108,20 @@ class NonsenseEngine:
         return [self._turn(request) for request in requests]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        raise NotImplementedError("nonsense is not aborted")
+        raise NotImplementedError("texts are not aborted")
 
     def close(self) -> None:
         self._waiting.clear()
 
     def _turn(self, request: GenerationRequest) -> Generation:
-        text = _nonsense(self._kind, self._chance)
-        ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"]]
-        is_cut = self._kind == CUT
+        text = self._say(request)
+        is_cut = self._is_cut or text is None
+        ids = [*self._tokenizer(text or "", add_special_tokens=False)["input_ids"]]
         if not is_cut:
             ids.append(self._stop_id)
         logprobs = array("f", [-1.0] * len(ids))
-        return Generation(
-            request.id, array("i", ids), logprobs, "length" if is_cut else "stop", version=0
-        )
+        finish: Finish = "length" if is_cut else "stop"
+        return Generation(request.id, array("i", ids), logprobs, finish, version=0)
 
 
 class NonsensePlayer:
@@ -161,18 +169,57 @@ class NonsensePlayer:
             plays[index] = replace(play, differs=play.episode != repetition.episode)
         return plays
 
+    def play(self, problem: Problem, say: Callable[[str], str | None]) -> Episode:
+        """Play one episode whose turns `say` returns for the conversation before them, as text.
+
+        None ends the episode.
+        """
+
+        def turn(request: GenerationRequest) -> str | None:
+            return say(str(self._tokenizer.decode([*request.prompt_ids])))
+
+        episode = self._episode(problem, 0, turn, math.inf)
+        assert episode is not None
+        return episode
+
     def _play(self, problem: Problem, seed: int, deadline: float) -> Play | None:
-        """Play one episode; None if its environment has not answered by the deadline."""
+        """Play one episode of nonsense; None if the environment has not answered by the deadline."""
         kind = KINDS[seed]
+        chance = random.Random(seed)
+        episode = self._episode(
+            problem, seed, lambda request: _nonsense(kind, chance), deadline, is_cut=kind == CUT
+        )
+        if episode is None:
+            return None
+        return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
+
+    def _episode(
+        self,
+        problem: Problem,
+        seed: int,
+        say: Callable[[GenerationRequest], str | None],
+        deadline: float,
+        *,
+        is_cut: bool = False,
+    ) -> Episode | None:
+        """Play one episode; None if its environment has not answered by the deadline.
+
+        Args:
+            problem: the problem, with the prompt of its environment.
+            seed: the seed of the request.
+            say: returns the text of each turn.
+            deadline: the time of `time.monotonic`, or infinity.
+            is_cut: whether the turns are cut at the limit of tokens.
+        """
         prompts = self._renderer.prompts
         prompt_ids = prompts.encode(problem)
         end = prompts.turn_end
         stop_id = (
             self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
         )
-        nonsense = ContinuingEngine(NonsenseEngine(self._tokenizer, stop_id, kind, seed))
+        turns = ContinuingEngine(TextEngine(self._tokenizer, stop_id, say, is_cut=is_cut))
         engine = EpisodeEngine(
-            nonsense, self._pool, self._renderer, self._options, starts=self._starts
+            turns, self._pool, self._renderer, self._options, starts=self._starts
         )
         request = GenerationRequest(
             "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
@@ -193,7 +240,7 @@ class NonsensePlayer:
         if verdict.error is not None:
             error = verdict.error.removeprefix("environment: ")
             episode = replace(episode, error=error)
-        return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
+        return episode
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
@@ -308,3 +355,27 @@ def failures_table(plays: Sequence[Play]) -> str:
         count = f"{errors.total()} of {len(of_kind)}"
         lines.append(f"  {kind:<12} {count:<7} {why}")
     return "\n".join(lines)
+
+
+def verdict_on(plays: Sequence[Play]) -> str:
+    """Say whether episodes failed or differed, and how much nonsense is rewarded."""
+    failed = [play for play in plays if play.error is not None]
+    different = [play for play in plays if play.differs]
+    highest = max(play.reward for play in plays)
+    issues = []
+    if failed:
+        issues.append(f"{len(failed)} of {len(plays)} episodes failed: {failed[0].error}")
+    if different:
+        issues.append(f"{len(different)} of {len(plays)} episodes differ when they are repeated")
+    if not issues:
+        issues.append(f"nothing suspicious in {len(plays)} episodes of nonsense, played twice")
+    if len(failed) < len(plays):
+        issues.append(f"the highest reward of nonsense is {highest:g}")
+    return "; ".join(issues)
+
+
+def is_suspicious(plays: Sequence[Play]) -> bool:
+    """Return True if two plays differ, the environment fails, or being cut pays."""
+    return rewarded_cut(plays) is not None or any(
+        play.differs or play.error is not None for play in plays
+    )

@@ -187,9 +187,25 @@ class TurnRenderer:
             return self.prompts.decode(ids)
         return self.prompts.decode_prompt(self._turn_end.cut(ids))
 
+    def shows_tools(self, messages: Chat) -> bool:
+        """Return True if the template writes all tool calls of the messages, and all results.
+
+        Many templates leave them out without a word.
+        """
+        words = []
+        marked: Chat = []
+        for message in messages:
+            marked.append(dict(message))
+            if message["role"] == "tool":
+                words.append(f"result{len(marked)}.")
+                marked[-1]["content"] = words[-1]
+            words += [call["function"]["name"] for call in message.get("tool_calls", ())]
+        text = self._render(marked)
+        return text is not None and all(text.count(word) >= words.count(word) for word in words)
+
     def shortened(self, text: str, limit: int) -> str:
         """Return the text in at most `limit` tokens: both ends, and the size of the cut."""
-        text = _clean(text)
+        text = without_surrogates(text)
         half = limit * _CHARS_PER_TOKEN // 2
         by_tokens = len(text) <= 2 * half
         head = self._plain(text if by_tokens else text[:half])
@@ -296,7 +312,7 @@ class TurnRenderer:
             )
             raise DataError(f"an observation has {expected}; got {quoted(dict(message))}")
         name = re.sub(r"\W", "_", str(message.get("name", "tool")))
-        return {"role": self.roles[str(role)], "content": _clean(content), "name": name}
+        return {"role": self.roles[str(role)], "content": without_surrogates(content), "name": name}
 
     def _shortened(self, messages: Sequence[Mapping[str, str]], limit: int) -> list[dict[str, str]]:
         """Return the messages with `limit` tokens of text in all; long texts get equal shares."""
@@ -740,7 +756,7 @@ def begun_text(prompts: PromptEncoder) -> str:
     return prompt.removeprefix(header) if separator and prompt.startswith(header) else ""
 
 
-def _clean(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return the text without lone surrogates: no tokenizer encodes them, and they are marks."""
     if text.isascii():
         return text

@@ -62,13 +62,13 @@ class EngineSampler:
                 None: the plan's limit is known to fit.
         """
         self.plan = plan
-        self._engine = engine
+        self.engine = engine
         self._encoder = encoder
         self._positions = positions
         self._pending: dict[str, tuple[int, int]] = {}
 
     def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
-        return EngineSampler(self._engine, self._encoder, plan, positions=self._positions)
+        return EngineSampler(self.engine, self._encoder, plan, positions=self._positions)
 
     def submit(self, index: int, problem: Problem) -> None:
         """See Sampler. Raises DataError if the prompt leaves no room for a response."""
@@ -91,24 +91,24 @@ class EngineSampler:
                 top_p=plan.top_p,
                 seed=keyed_seed(plan.seed, "eval", problem.id, i),
                 stop_ids=plan.stop_ids,
-                problem=episode_problem(self._engine, problem),
+                problem=episode_problem(self.engine, problem),
             )
             for i in range(plan.samples_per_problem)
         ]
         for i, request in enumerate(requests):
             self._pending[request.id] = (index, i)
         # requests with the same prompt are adjacent: engines share its prefill
-        self._engine.submit(requests)
+        self.engine.submit(requests)
 
     def abort(self) -> None:
         """Drop all requests in flight: the engine is used for something else afterwards."""
-        self._engine.abort(list(self._pending))
+        self.engine.abort(list(self._pending))
         self._pending.clear()
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Raises EngineError if the engine answers a request that is not in flight."""
         answers = []
-        for generation in self._engine.poll():
+        for generation in self.engine.poll():
             if generation.request_id not in self._pending:
                 raise EngineError(
                     f"the engine answered request {generation.request_id!r}, which is not in flight"
@@ -126,7 +126,7 @@ class EngineSampler:
 
         Empty if the engine returns whole responses only.
         """
-        partial = capabilities_of(self._engine).partial
+        partial = capabilities_of(self.engine).partial
         if partial is None:
             return []
         responses = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dapo.core.errors import ConfigError, DapoError, LossFailed
-from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.loading import Failure, load_callable, own_name, try_call
 from dapo.core.rng import keyed_seed, keyed_uniforms
 
 LossFunction: TypeAlias = Callable[..., tuple[Tensor, Mapping[str, Any]]]
@@ -181,7 +181,10 @@ def load_loss(name: str | None) -> CustomLoss | None:
     if name is None:
         return None
     option = "loss.function="
-    return CustomLoss(load_callable(name, error=ConfigError, option=option), f"{option}{name}")
+    own = own_name(name)
+    # a function of a notebook or a script has its own name in messages
+    shown = f"{option}{name}" if own == name else own
+    return CustomLoss(load_callable(name, error=ConfigError, option=option), shown)
 
 
 def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:

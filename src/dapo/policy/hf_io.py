@@ -95,6 +95,8 @@ def write_model_directory(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
+    *,
+    files: Mapping[str, str] | None = None,
 ) -> None:
     """Write weights, configuration, generation settings and tokenizer.
 
@@ -103,8 +105,10 @@ def write_model_directory(
         model: has the configuration and the generation settings.
         tokenizer: the model's tokenizer.
         out: a directory that is absent or empty.
+        files: further files by name, with their text.
     """
     with appearing_directory(out) as temporary:
+        write_texts(files, temporary)
         config = config_of(model)
         config.dtype = next(iter(tensors.values())).dtype
         config.save_pretrained(temporary)
@@ -114,6 +118,12 @@ def write_model_directory(
         with quiet_transformers():
             tokenizer.save_pretrained(temporary)
         write_tensors(tensors, temporary / "model.safetensors")
+
+
+def write_texts(files: Mapping[str, str] | None, folder: Path) -> None:
+    """Write texts by the name of their file."""
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -27,6 +27,7 @@ from dapo.policy.hf_io import (
     layout_of,
     tied_names,
     write_tensors,
+    write_texts,
 )
 from dapo.policy.model import LoadedModel
 
@@ -161,12 +162,28 @@ def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights
     return adapters.merged(factors, torch.promote_types(model.dtype, torch.float32))
 
 
-def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
+def export_adapter(
+    directory: str | Path,
+    source: LoadedModel,
+    out_dir: str | Path,
+    *,
+    base: str | None = None,
+    files: Mapping[str, str] | None = None,
+) -> None:
     """Write a saved policy's adapters in peft's format, for `peft.PeftModel.from_pretrained`.
 
-    `source` is the initial model. The directory appears complete or not at all. Raises ConfigError
-    if it exists and is not empty, if peft is missing, or if all weights were trained;
-    CheckpointError like `saved_weights`.
+    The directory appears complete or not at all.
+
+    Args:
+        directory: the checkpoint.
+        source: the initial model.
+        out_dir: the directory to make.
+        base: the name of the initial model in peft's configuration; None: that of `source`.
+        files: further files by name, with their text.
+
+    Raises:
+        ConfigError: the directory is not empty, peft is missing, or all weights were trained.
+        CheckpointError: as `saved_weights`.
     """
     out = Path(out_dir)
     saved = SavedWeights(directory)
@@ -178,7 +195,7 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
         )
     factors = _saved_factors(saved, directory, dict(source.model.named_parameters()))
     names = list(dict.fromkeys(name.partition(".lora_")[0] for name in factors))
-    config = _peft_config(source.model, names, saved.lora, source.name)
+    config = _peft_config(source.model, names, saved.lora, base or source.name)
     tensors = {}
     for name, factor in factors.items():
         # peft's files leave out the name of the adapter
@@ -186,6 +203,7 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
         tensors[f"base_model.model.{file_name}"] = factor
     with appearing_directory(out) as temporary:
         config.save_pretrained(str(temporary))
+        write_texts(files, temporary)
         write_tensors(tensors, temporary / ADAPTER_FILE)
 
 

@@ -57,7 +57,10 @@ def loss_weights(
     group_ids = torch.tensor([sample.group_id for sample in minibatch])
     max_length = config.rollout.max_response_tokens
     aggregate = aggregate or config.loss.aggregate
-    return aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
+    shares = torch.tensor([sample.weight for sample in minibatch], dtype=torch.float64)
+    return aggregation_weights(
+        lengths, group_ids, aggregate=aggregate, max_length=max_length, shares=shares
+    )
 
 
 def loss_tokens(

@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -311,13 +311,25 @@ def _union_of_ends(*sources: object) -> tuple[int, ...]:
 
 
 def export_model(
-    tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out_dir: str | Path
+    tensors: Iterable[tuple[str, Tensor]],
+    source: LoadedModel,
+    out_dir: str | Path,
+    *,
+    files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `tensors`, from `WeightSource.named_tensors`, as a directory for `from_pretrained`.
+    """Write weights as a directory for `from_pretrained`, which appears complete or not at all.
 
-    Configuration, tokenizer and generation settings come from `source`; a tied weight is written
-    once. The directory appears complete or not at all. Raises ConfigError if it exists and is not
-    empty, and ValueError if the names are not those of the model.
+    A tied weight is written once.
+
+    Args:
+        tensors: the weights, from `WeightSource.named_tensors`.
+        source: has the configuration, the tokenizer and the generation settings.
+        out_dir: the directory, which is absent or empty.
+        files: further files by name, with their text.
+
+    Raises:
+        ConfigError: the directory is not empty.
+        ValueError: the names of the weights are not those of the model.
     """
     out = Path(out_dir)
     require_new_folder(out)
@@ -331,7 +343,7 @@ def export_model(
             f" {differing[0]}"
         )
     stored = {name: weights[name] for name in names}
-    write_model_directory(stored, source.model, source.tokenizer, out)
+    write_model_directory(stored, source.model, source.tokenizer, out, files=files)
 
 
 def _from_pretrained(

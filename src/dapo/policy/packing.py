@@ -12,7 +12,7 @@ loss weight is given.
 import heapq
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -185,7 +185,10 @@ def first_groups(samples: Sequence[Sample], *, ranks: int, max_tokens: int) -> i
 
 @dataclass(frozen=True)
 class OrderedGroup:
-    """A group's samples with non-empty responses, in lexicographic order of the responses."""
+    """A group's samples with non-empty responses, in lexicographic order of the responses.
+
+    A response begins where the prompts of the group, if they differ, cease to be equal.
+    """
 
     prompt_length: int
     indices: tuple[int, ...]
@@ -225,25 +228,43 @@ def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
 
 def _ordered_group(samples: Sequence[Sample], members: Sequence[int]) -> OrderedGroup:
     """Order the samples of a group, which are those at the indices `members`."""
-    first = samples[members[0]]
-    if not first.prompt_ids:
+    prompts = _distinct_prompts([samples[i] for i in members])
+    if not all(prompts):
         raise ValueError(
-            f"the samples of group {first.group_id} have no prompt to predict their first token"
-            " from"
+            f"the samples of group {samples[members[0]].group_id} have no prompt to predict their"
+            " first token from"
         )
-    for i in members:
-        prompt = samples[i].prompt_ids
-        # mostly one object: long prompts are not compared token by token
-        if prompt is not first.prompt_ids and prompt != first.prompt_ids:
-            raise ValueError(f"the samples of group {first.group_id} have different prompts")
+    # the branches of an agent's episodes have prompts that differ from some token on
+    common = _common_length(prompts)
     scored = [i for i in members if len(samples[i].response_ids)]
-    responses = [token_array(samples[i].response_ids) for i in scored]
+    responses = [
+        token_array((*samples[i].prompt_ids[common:], *samples[i].response_ids))
+        if len(prompts) > 1
+        else token_array(samples[i].response_ids)
+        for i in scored
+    ]
     prefixes = sorted_prefixes(responses)
     indices = [scored[at] for at in prefixes.order]
     lengths = [len(responses[at]) for at in prefixes.order]
-    return OrderedGroup(
-        len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(prefixes.shared)
-    )
+    return OrderedGroup(common, tuple(indices), tuple(lengths), tuple(prefixes.shared))
+
+
+def _distinct_prompts(samples: Sequence[Sample]) -> set[tuple[int, ...]]:
+    """Return the prompts; mostly one object, because long ones are not compared token by token."""
+    return set({id(sample.prompt_ids): sample.prompt_ids for sample in samples}.values())
+
+
+def _common_length(prompts: Collection[tuple[int, ...]]) -> int:
+    """Return the number of tokens with which all prompts begin."""
+    lowest = min(prompts)
+    highest = max(prompts)
+    length = min(len(lowest), len(highest))
+    if lowest == highest:
+        return length
+    for i in range(length):
+        if lowest[i] != highest[i]:
+            return i
+    return length
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
@@ -321,11 +342,12 @@ def pack(
 def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
     """Make one stream of all samples in lexicographic order, without waiting for the device."""
     samples = rank_microbatch.samples
-    prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
+    prompts = {id(sample.prompt_ids): token_array(sample.prompt_ids) for sample in samples}
     lengths = [len(sample.response_ids) for sample in samples]
+    num_prompt_tokens = sum(map(len, _distinct_prompts(samples)))
     sequences = []
     for sample in samples:
-        tokens = (prompts[sample.group_id], token_array(sample.response_ids))
+        tokens = (prompts[id(sample.prompt_ids)], token_array(sample.response_ids))
         sequences.append(np.concatenate(tokens))
     paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
     new_ids = []
@@ -365,7 +387,7 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
         targets=targets,
         order=order,
         first_target=np.append(first, len(order)),
-        separate_tokens=sum(map(len, prompts.values())) + sum(lengths) - len(lengths),
+        separate_tokens=num_prompt_tokens + sum(lengths) - len(lengths),
     )
 
 

@@ -35,7 +35,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(
-    worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int
+    worker: int,
+    *,
+    keepalive_pipe: int,
+    output: int,
+    report: int,
+    memory_bytes: int,
+    max_processes: int = MAX_PROCESSES,
 ) -> None:
     """Wait until the worker exits, exceeds a limit or the pool is gone; then kill everything below.
 
@@ -47,11 +53,13 @@ def supervise(
         output: The pipe with the output of the worker.
         report: Gets the worker's events but no end that the pool requested.
         memory_bytes: The bound on the private memory of the worker with its descendants.
+        max_processes: The bound on their number.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     console = Console(sys.stderr.fileno(), worker)
-    for event in _monitor(worker, keepalive_pipe, output, console, memory_bytes):
+    bounds = _Bounds(memory_bytes, max_processes)
+    for event in _monitor(worker, keepalive_pipe, output, console, bounds):
         with contextlib.suppress(OSError):  # the pool itself may be gone
             os.write(report, json.dumps(event).encode() + b"\n")
     _kill_all(worker)
@@ -124,7 +132,7 @@ class Console:
 
 
 def _monitor(
-    worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int
+    worker: int, keepalive_pipe: int, output: int, console: Console, bounds: "_Bounds"
 ) -> Iterator[Event]:
     """Wait until the worker or the pool ends or the worker exceeds a limit.
 
@@ -155,7 +163,7 @@ def _monitor(
                 was_stopped = True
                 yield Event("the worker process was stopped by a signal", is_retryable=True)
         if time.monotonic() - last_check > _POLL_INTERVAL_MS / 1000:
-            if reason := _limit_exceeded(memory_bytes):
+            if reason := _limit_exceeded(bounds):
                 yield Event(reason)
                 return
             last_check = time.monotonic()
@@ -175,15 +183,23 @@ def _end(status: int) -> Event:
     return Event(f"the worker process {reason}{hint}", is_retryable=code < 0)
 
 
-def _limit_exceeded(memory_bytes: int) -> str | None:
+class _Bounds(NamedTuple):
+    """What a worker with its descendants may use."""
+
+    memory_bytes: int
+    max_processes: int
+
+
+def _limit_exceeded(bounds: _Bounds) -> str | None:
     """Return the limit that the worker's processes or their memory exceed, or None."""
     processes = _descendants(os.getpid())
-    if len(processes) > MAX_PROCESSES:
+    if len(processes) > bounds.max_processes:
         return (
-            f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
+            f"the worker process had more than {bounds.max_processes} processes running, itself"
+            " included"
         )
-    if len(processes) > 1 and sum(map(_memory_of, processes)) > memory_bytes:
-        limit = f"{memory_bytes / 2**30:g} GiB (reward.memory_gib)"
+    if len(processes) > 1 and sum(map(_memory_of, processes)) > bounds.memory_bytes:
+        limit = f"{bounds.memory_bytes / 2**30:g} GiB (reward.memory_gib)"
         return f"the worker process and its descendants used more than {limit}"
     return None
 

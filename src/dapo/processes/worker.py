@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeAlias, cast
 from dapo.core.errors import DapoError
 from dapo.core.loading import use_import_locations
 from dapo.processes.frames import encode, receive
-from dapo.processes.supervisor import exit_with_supervisor, supervise
+from dapo.processes.supervisor import MAX_PROCESSES, exit_with_supervisor, supervise
 
 Answer: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Answers a message of the pool; `needs_restart` in the answer asks for a new process."""
@@ -24,8 +24,11 @@ Build: TypeAlias = Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]
 """Makes the answer to the first message, and what answers the others; raises DapoError."""
 
 
-def run(build: Build) -> None:
-    """Supervise a child, which answers the pool's messages by user code that `build` loads."""
+def run(build: Build, *, max_processes: int = MAX_PROCESSES) -> None:
+    """Supervise a child, which answers the pool's messages by user code that `build` loads.
+
+    The child may have `max_processes` descendants, itself included.
+    """
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, write_end = os.pipe()
     supervisor_pid = os.getpid()
@@ -39,6 +42,7 @@ def run(build: Build) -> None:
             output=output,
             report=report,
             memory_bytes=memory_bytes,
+            max_processes=max_processes,
         )
     exit_with_supervisor(supervisor_pid)
     os.setsid()  # its own process group, without a terminal that sends Ctrl-C

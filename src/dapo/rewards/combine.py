@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, try_call
+from dapo.core.loading import Failure, own_name, try_call
 from dapo.core.verifier_limits import MAX_SCORE
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifier import GroupVerifier, TemplateReader, get_verifier, reads_answer
@@ -96,24 +96,25 @@ class RewardSpec:
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
         """Combine verdicts in the order of `weights`, None from verifiers that do not apply.
 
-        The score is the weighted sum over the verifiers that apply; their own scores are the
-        `components`. `correct` is whether all binary verdicts are right; without any, whether the
-        score reaches the threshold (None without one). An error of one verifier is the error of the
-        sum: without a part it would be a different reward.
+        The score is the weighted sum over the verifiers that apply; their own scores, and the
+        numbers that an agent returned, are the `components`. `correct` is whether all binary
+        verdicts are right; without any, whether the score reaches the threshold (None without one).
+        An error of one verifier is the error of the sum: without a part it would be a different
+        reward.
         """
         applied = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
         errors = [verdict.error for verdict in applied.values() if verdict.error is not None]
         if errors:
             return error_verdict("; ".join(errors))
         if not applied:
-            return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
+            return error_verdict(f"{', '.join(map(own_name, self.weights))}: {NOT_APPLIED}")
         score = 0.0
         for name, verdict in applied.items():  # `sum` rounds differently from Python 3.12 on
             score += self.weights[name] * verdict.score
         if not abs(score) <= MAX_SCORE:
             name = f"the {'weighted sum of the scores' if len(applied) > 1 else 'score'}"
             return error_verdict(
-                f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
+                f"{', '.join(map(own_name, applied))}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
             )
         decided = {
             name: verdict.correct
@@ -125,10 +126,14 @@ class RewardSpec:
             (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
         )
         are_several = len(self.weights) > 1
+        labels = component_labels(self.weights)
         components = {}
         if are_several:
-            labels = component_labels(self.weights)
             components = {labels[name]: verdict.score for name, verdict in applied.items()}
+        for name, verdict in applied.items():
+            for label, value in verdict.components.items():
+                free_label = f"{labels[name]}.{label}" if label in components else label
+                components[free_label] = value
         return Verdict(
             all(decided.values()) if decided else reaches_threshold,
             score,
@@ -213,19 +218,19 @@ class CombinedVerifier:
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
         """Return one verifier's verdicts, without those on episodes whose environment failed."""
-        failed = [
-            text.episode.error if isinstance(text, EpisodeText) else None for text in responses
+        failures = [
+            text.episode.failure if isinstance(text, EpisodeText) else None for text in responses
         ]
         judged = self._judged(index, problem, responses, token_ids)
         return [
-            verdict if error is None else error_verdict(f"environment: {error}")
-            for verdict, error in zip(judged, failed, strict=True)
+            verdict if failure is None else error_verdict(failure)
+            for verdict, failure in zip(judged, failures, strict=True)
         ]
 
     def _judged(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        name = list(self.spec.weights)[index]
+        name = own_name(list(self.spec.weights)[index])
         verifier = self._verifiers[index]
         if isinstance(verifier, GroupVerifier):
             result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.environment import needed_environment
 from dapo.core.errors import RewardError
-from dapo.core.loading import import_locations
+from dapo.core.loading import import_locations, own_name
 from dapo.core.secrets import mask_text
 from dapo.processes.frames import encode, frame
 from dapo.processes.output import WorkerOutput
@@ -125,7 +125,7 @@ class VerifierTask:
         return bool(answer["needs_restart"])
 
     def fail(self, reason: str) -> None:
-        names = list(self.group.spec.weights)
+        names = list(map(own_name, self.group.spec.weights))
         error = error_verdict(f"{', '.join(names[i] for i in self.verifier_indices)}: {reason}")
         row = [error, *[None] * (len(self.verifier_indices) - 1)]
         self.group.add_verdicts(self, [row] * len(self.response_indices))
@@ -238,7 +238,10 @@ def _verdict_of(values: Any) -> Verdict | None:
             int() | float() as score,
             str() | None as error,
             str() | None as answer,
+            dict() as components,
         ]:
-            if math.isfinite(score):
-                return Verdict(correct, score, error and mask_text(error), answer)
+            numbers = [score, *components.values()]
+            if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+                reason = error and mask_text(error)
+                return Verdict(correct, score, reason, answer, components)
     raise WorkerLost("the worker process did not answer with a verdict")

@@ -46,6 +46,7 @@ def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
         verdict.score,
         error and error[:_MAX_ERROR_CHARS],
         answer and answer[:_MAX_ANSWER_CHARS],
+        dict(verdict.components),
     ]
 
 

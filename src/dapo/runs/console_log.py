@@ -9,7 +9,7 @@ from dapo.core.files import PRIVATE, atomic_file, make_private_folder, open_no_l
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import printable
 from dapo.runs.console import ProgressDisplay
-from dapo.runs.sinks import Display, Metrics
+from dapo.runs.sinks import Display, EndingSink, Metrics
 
 MAX_BYTES = 4_000_000
 """A longer file loses its older half: it has room for about 15,000 steps."""
@@ -99,6 +99,10 @@ class LoggedDisplay:
         steps = list(earlier_steps)
         self._lines.recall(steps)
         self._shown.recall(steps)
+
+    def end(self, state: str) -> None:
+        if isinstance(self._shown, EndingSink):
+            self._shown.end(state)
 
     def close(self) -> None:
         self._shown.close()

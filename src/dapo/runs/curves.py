@@ -23,6 +23,7 @@ from dapo.runs.panels import (
     Panel,
     Record,
     Series,
+    axis_limits,
     panels_of,
     points_of,
     smoothed,
@@ -41,13 +42,19 @@ MARGINS = {
     "top": 0.885,
     "bottom": 0.085,
     "wspace": 0.24,
-    "hspace": 0.21,
+    "hspace": 0.27,
 }
 """Margins of the figure and its panels; matplotlib would measure every text to compute them, which
 is slow.
 """
-LABEL_DISTANCE = 0.12
-"""Distance of a vertical axis label from its panel in panel widths, with space for five digits."""
+TITLE_PAD = 6
+"""Points between a panel, or its legend, and its title."""
+LEGEND_SIZE = 8.5
+LINE_HEIGHT = 1.35
+SHORT_LABEL = 14
+"""The size of a legend's text in points, the height of its lines as a multiple of it, and the
+characters of labels of which three stand beside each other.
+"""
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
 """Margins of the panels about predictions."""
 MAX_LABELS = 3
@@ -203,23 +210,40 @@ def _draw(
             _curve(axes, records, series, width)
         else:
             _evaluation(axes, records, series, ends)
-    if panel.begins_at_zero:
-        axes.set_ylim(bottom=0)
-    if panel.top is not None:
-        top = panel.top
-        if not panel.has_room_above:
-            top = min(top, axes.get_ylim()[1])
-        axes.set_ylim(top=top)
-    if any(series.label for series in panel.series):
-        axes.legend(frameon=False, fontsize=9, loc="best")
+    low, high = axes.dataLim.intervaly
+    if high >= low:  # something is drawn
+        axes.set_ylim(*axis_limits(panel, low, high))
+    labels = [series.label for series in panel.series if series.label]
+    if labels:
+        _legend(axes, 2 if max(map(len, labels)) > SHORT_LABEL else 3)
     if panel.right is not None:
         right = axes.twinx()
         _draw(right, panel.right, records, width=1.2)
-        right.set_ylim(0, max(10.0, right.get_ylim()[1]))
         right.grid(False)
-        right.yaxis.set_label_coords(1 + LABEL_DISTANCE, 0.5)
         _colour_label(axes, panel)
         _colour_label(right, panel.right)
+
+
+def _legend(axes: "Axes", columns: int) -> None:
+    """Name the curves between the title and the panel, where the legend covers no data."""
+    legend = axes.legend(
+        frameon=False,
+        fontsize=LEGEND_SIZE,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=columns,
+        borderaxespad=0.1,
+        borderpad=0.1,
+        columnspacing=1.2,
+        labelspacing=0.2,
+        numpoints=1,
+    )
+    rows = -(-len(legend.get_texts()) // columns)
+    _title(axes, axes.get_title(loc="left"), pad=TITLE_PAD + rows * LINE_HEIGHT * LEGEND_SIZE)
+
+
+def _title(axes: "Axes", title: str, *, pad: float) -> None:
+    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", y=1.0, pad=pad)
 
 
 def _colour_label(axes: "Axes", panel: Panel) -> None:
@@ -295,7 +319,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
     # a line through one point is invisible
     marker = "o" if len(steps) == 1 else None
     axes.plot(steps, percentages, color=BLUE, linewidth=2.0, marker=marker)
-    axes.set_ylim(0, 102)
+    axes.set_ylim(-5, 105)
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
@@ -329,9 +353,8 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
 
 def frame(axes: "Axes", *, title: str, unit: str) -> None:
     """Set a panel's title, the unit of its vertical axis, and the shared grid and tick marks."""
-    axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", y=1.0, pad=10)
+    _title(axes, title, pad=TITLE_PAD)
     axes.set_ylabel(unit, color=INK)
-    axes.yaxis.set_label_coords(-LABEL_DISTANCE, 0.5)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9, length=0, labelcolor=INK)

@@ -32,13 +32,24 @@ def write_evaluation(
 
 
 def first_and_last_evaluation(
-    run: RunDirectory, warn: Callable[[str], None] | None = None
+    run: RunDirectory,
+    warn: Callable[[str], None] | None = None,
+    *,
+    up_to_step: int | None = None,
 ) -> list[dict[str, Any]]:
     """Read the first and the last readable evaluation of a run, with their tables, if it has two.
 
-    No other evaluation is read. `warn`, if given, is called with a message about each damaged one.
+    No other evaluation is read.
+
+    Args:
+        run: the run.
+        warn: called with a message about each damaged evaluation, if given.
+        up_to_step: the last step whose evaluation counts; None: that of every step.
     """
-    paths = list(run.evaluations().values())
+    paths = []
+    for step, path in run.evaluations().items():
+        if up_to_step is None or step <= up_to_step:
+            paths.append(path)
     evaluations: list[dict[str, Any]] = []
     while paths and len(evaluations) < 2:
         # from the front until one is readable, then from the back

@@ -37,6 +37,12 @@ TRAINING = ("reward/accuracy", "reward/score_mean")
 MAX_EVALUATIONS = 4  # of several data sets, in one panel
 SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 _PERCENT = 100.0
+HEAD_ROOM = 0.05
+"""What an axis shows above and below its values, as a part of their span: lines at the ends stay
+whole.
+"""
+LEAST_SPAN = 0.2
+"""The least span of an axis, as a part of its largest value: a smaller change is drawn as small."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class Panel:
     unit: str
     series: tuple[Series, ...]
     begins_at_zero: bool = True
-    top: float | None = None  # the upper end of the axis; None: by the values
+    top: float | None = None  # the largest possible value; None: by the values
+    least_top: float = 0.0  # the axis shows at least this value
     has_room_above: bool = True  # whether the axis goes up to `top` where the values are far below
     right: "Panel | None" = None  # the series of a second axis, on the right
 
@@ -86,11 +93,16 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
         )
         imitated = {"loss/token_prob_mean": ""}
         probability = _panel(
-            "Mean probability of the demonstrations' tokens", imitated, logged, top=1.02
+            "Mean probability of the demonstrations' tokens", imitated, logged, top=1.0
         )
         return [_accuracy(logged, has_scores), loss, entropy, probability]
     truncated = _panel(
-        "", {"rollout/truncated_fraction": ""}, logged, unit="truncated (%)", colours=(ORANGE,)
+        "",
+        {"rollout/truncated_fraction": ""},
+        logged,
+        unit="truncated (%)",
+        colours=(ORANGE,),
+        least_top=10.0,
     )
     mean_length = {"rollout/response_tokens_mean": ""}
     length = _panel(
@@ -103,9 +115,24 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     }
     unit = "of judged groups (%)"
     groups = _panel(
-        "Outcomes of the groups", outcomes, logged, unit=unit, colours=(BLUE, GREEN, RED), top=102
+        "Outcomes of the groups", outcomes, logged, unit=unit, colours=(BLUE, GREEN, RED), top=100
     )
     return [_accuracy(logged, has_scores), length, entropy, groups]
+
+
+def axis_limits(panel: Panel, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a panel's vertical axis for values from `low` to `high`."""
+    if panel.begins_at_zero:
+        low = min(0.0, low)
+    high = max(high, panel.least_top)
+    if panel.top is not None and panel.has_room_above:
+        high = panel.top
+    missing = LEAST_SPAN * max(abs(low), abs(high)) - (high - low)
+    if missing > 0:
+        low -= missing / 2
+        high += missing / 2
+    span = (high - low) or 1.0
+    return low - HEAD_ROOM * span, high + HEAD_ROOM * span
 
 
 def has_mean_scores(record: Mapping[str, Any]) -> bool:
@@ -149,8 +176,7 @@ def _accuracy(logged: Mapping[str, Any], has_scores: bool) -> Panel:
     for name, colour in zip(_evaluations(logged), colours, strict=False):
         series.append(Series(f"eval/{name}/accuracy", f"held out: {name}", colour, scale))
     if is_binary:
-        # above 100, so that a line at the top is whole
-        return Panel("Accuracy", unit, tuple(series), top=102.0, has_room_above=False)
+        return Panel("Accuracy", unit, tuple(series), top=100.0, has_room_above=False)
     return Panel("Score", unit, tuple(series), begins_at_zero=False)
 
 

@@ -5,7 +5,9 @@ pyarrow.
 """
 
 import json
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from math import inf, isfinite
 from pathlib import Path
@@ -22,6 +24,7 @@ from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.core.typed_values import as_text, is_kept
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
@@ -89,7 +92,12 @@ VERSIONS = pa.field("versions", pa.list_(pa.int32()))
 """Starts and versions of the parts of a response that several policies sampled; null: `version`
 sampled all.
 """
-_EPISODE_FIELDS = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
+BRANCHES = pa.field("branches", pa.string())
+"""The prompt and the branches of an agent's episode as JSON; null: the group's prompt, no branch.
+
+Only tables with such episodes have it.
+"""
+_EPISODE_FIELDS = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS, BRANCHES)}
 _WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_EPISODE_FIELDS.values()])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
@@ -164,14 +172,19 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+_OPTIONAL_FIELDS = ("components", "calls", "counts", "ending")
+"""Fields of an Episode that most environments leave empty, and that older tables do not have."""
+
+
 def episode_json(generation: Generation) -> str | None:
     """Return the value of the column `episode` for a response."""
     if generation.episode is None:
         return None
-    values = dict(vars(generation.episode))
-    # most environments say nothing at the end, and older tables have no such entry
-    if not values["ending"]:
-        del values["ending"]
+    values = {
+        name: value
+        for name, value in vars(generation.episode).items()
+        if value or name not in _OPTIONAL_FIELDS
+    }
     return storable(json.dumps(values, ensure_ascii=False))
 
 
@@ -238,6 +251,68 @@ def flat_versions(generation: Generation) -> list[int] | None:
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
     """Return the versions of the response in a row. Raises ValueError if a part has none."""
     return _pairs(row.get("versions"))
+
+
+def branches_json(generation: Generation) -> str | None:
+    """Return the value of the column `branches` for a response."""
+    if generation.prompt_ids is None and not generation.branches and not generation.is_masked:
+        return None
+    branches = [
+        {
+            "prompt_ids": None if branch.prompt_ids is None else list(branch.prompt_ids),
+            "token_ids": list(branch.token_ids),
+            "logprobs": list(branch.logprobs),
+            "logprob_type": branch.logprobs.typecode if isinstance(branch.logprobs, array) else "d",
+            "finish": branch.finish,
+            "version": branch.version,
+            "sampled": flat_ranges(branch),
+            "versions": flat_versions(branch),
+            "is_masked": branch.is_masked,
+        }
+        for branch in generation.branches
+    ]
+    prompt_ids = None if generation.prompt_ids is None else list(generation.prompt_ids)
+    return json.dumps(
+        {"prompt_ids": prompt_ids, "is_masked": generation.is_masked, "branches": branches}
+    )
+
+
+def with_branches(generation: Generation, row: Mapping[str, Any]) -> Generation:
+    """Return a response with the prompt and the branches in its row, if there are any.
+
+    Raises ValueError if no run writes them.
+    """
+    text = row.get("branches")
+    if text is None:
+        return generation
+    try:
+        stored = json.loads(text)
+        branches = tuple(
+            Generation(
+                generation.request_id,
+                array("i", branch["token_ids"]),
+                array(branch["logprob_type"], branch["logprobs"]),
+                branch["finish"],
+                branch["version"],
+                sampled=_pairs(branch["sampled"]),
+                versions=_pairs(branch["versions"]),
+                prompt_ids=_optional_ids(branch["prompt_ids"]),
+                is_masked=branch["is_masked"],
+            )
+            for branch in stored["branches"]
+        )
+        return replace(
+            generation,
+            prompt_ids=_optional_ids(stored["prompt_ids"]),
+            branches=branches,
+            is_masked=stored["is_masked"],
+        )
+    except (TypeError, LookupError, ValueError, RecursionError) as error:
+        raise ValueError(f"a row has no valid branches: {error}") from None
+
+
+def _optional_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(ids)
 
 
 def _pairs(numbers: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
@@ -453,6 +528,21 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
         return rows.filter(pa.chunked_array(matches, pa.bool_()))
 
 
+def newest_response(run: RunDirectory) -> dict[str, Any] | None:
+    """Return the first response of the newest stored step, without its tokens; None: there is none."""
+    tables = run.rollout_tables()
+    if not tables:
+        return None
+    with stored_table(tables[max(tables)], _WITH_ALL) as table:
+        first = table.read(_shown_columns(table.names), table.chunks[:1]).slice(0, 1)
+    rows: list[dict[str, Any]] = first.to_pylist()
+    if not rows:
+        return None
+    row = rows[0]
+    row["question"] = row.get("question") or row.pop("prompt", "")
+    return row
+
+
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     """Add the verdict's name and the number of turns to a row, and cut its texts for the page."""
     question = record.get("question") or record.pop("prompt", "")
@@ -464,6 +554,7 @@ def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     record["verdict"] = verdict_name(record.pop("correct"), record["error"])
     record["tokens"] = record.pop("response_tokens")
     record["turns"] = None if episode is None else episode.num_turns
+    record["branches"] = None if episode is None else episode.counts.get("branches")
     return record
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from dapo.algo.sampling import ScoreThresholds, is_informative
-from dapo.core.errors import EnvironmentFailed, RewardError, VerifierFailed
+from dapo.core.errors import AgentFailed, EnvironmentFailed, RewardError, VerifierFailed
 from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
@@ -112,6 +112,7 @@ FIRST_RESPONSES = 32  # the fewest first responses that stop a run if none of th
 MAX_ERROR_RATE = 0.5
 _CAUSES = 3
 _OF_ENVIRONMENT = "environment: "
+_OF_AGENT = ("agent: ", "the agent")
 _SHOWN_CHARS = 200
 # the quoted texts and numbers in which errors of one cause differ
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
@@ -197,6 +198,8 @@ def failure_of(
         if reward_test.startswith("dapo test") and "--data" not in reward_test:
             test = reward_test.removesuffix(" --reward") + " --environment"
         return EnvironmentFailed(f"{text}\nCorrect the environment ({test} plays it), and continue")
+    if most_frequent.startswith(_OF_AGENT):
+        return AgentFailed(f"{text}\nCorrect the agent, and continue")
     return VerifierFailed(
         f"{text}\nCorrect the verifier or the references ({reward_test} shows its verdicts), and"
         " continue"

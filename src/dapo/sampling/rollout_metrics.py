@@ -49,7 +49,9 @@ def rollout_metrics(
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [generation.num_sampled for generation in generations]
-    num_tokens = sum(len(generation.token_ids) for generation in generations)  # with observations
+    num_tokens = sum(  # with observations
+        len(part.token_ids) for generation in generations for part in generation.conversations
+    )
     shared = sum(
         shared_tokens([generation.token_ids for generation in group.generations])
         for group in groups
@@ -78,11 +80,12 @@ def rollout_metrics(
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
-    if episodes := [
-        generation.episode for generation in generations if generation.episode is not None
-    ]:
+    episodes = [generation.episode for generation in generations if generation.episode is not None]
+    if episodes:
         metrics |= episode_metrics(episodes)
         metrics["rollout/observation_tokens"] = num_tokens - sum(lengths)
+    if any(episode.counts for episode in episodes):
+        metrics["rollout/branch_prompt_tokens"] = sum(map(_branch_prompt_tokens, groups))
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
     if pass_rates := list(
@@ -101,13 +104,40 @@ def rollout_metrics(
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Compute the mean number of turns, and count tool calls, failures, cut episodes and errors."""
-    return {
+    metrics = {
         "rollout/turns_mean": _mean([episode.num_turns for episode in episodes]),
         "rollout/episodes_cut_fraction": _mean([episode.is_cut for episode in episodes]),
         "rollout/environment_errors": sum(episode.error is not None for episode in episodes),
         "rollout/tool_calls": sum(episode.tool_calls for episode in episodes),
         "rollout/tool_errors": sum(episode.tool_errors for episode in episodes),
     }
+    of_agents = [episode.counts for episode in episodes if episode.counts]
+    if of_agents:
+        totals = {name: sum(counts.get(name, 0) for counts in of_agents) for name in _AGENT_COUNTS}
+        metrics["rollout/branches_mean"] = totals.pop("branches") / len(of_agents)
+        metrics |= {f"rollout/{_AGENT_COUNTS[name]}": total for name, total in totals.items()}
+    return metrics
+
+
+def _branch_prompt_tokens(group: Group) -> int:
+    """Return the number of tokens behind which the branches of a group's episodes begin."""
+    branches = [branch for generation in group.generations for branch in generation.branches]
+    own_prompts = [branch.prompt_ids for branch in branches if branch.prompt_ids is not None]
+    num_plain = len(branches) - len(own_prompts)
+    return sum(map(len, own_prompts)) + num_plain * len(group.prompt_ids)
+
+
+_AGENT_COUNTS = {
+    "branches": "branches_mean",
+    "rewritten": "rewritten_histories",
+    "retries": "retried_requests",
+    "refused": "refused_requests",
+    "overridden": "overridden_requests",
+    "unanswered": "empty_answers",
+    "masked_tokens": "masked_tokens",
+    "tokens_behind_stop": "tokens_behind_stop",
+}
+"""The metrics of what is counted of an agent's episodes (`Episode.counts`)."""
 
 
 def common_verdict(group: Group) -> bool | None:
@@ -244,7 +274,9 @@ def _fraction(values: Iterable[object], target: object) -> float:
 
 
 def _logprob(generation: Generation) -> float:
-    return float(np.asarray(generation.logprobs, np.float64).sum())
+    """Return the log-probability of all tokens that were sampled, in nats."""
+    parts = generation.conversations
+    return fsum(float(np.asarray(part.logprobs, np.float64).sum()) for part in parts)
 
 
 ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"

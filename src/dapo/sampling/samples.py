@@ -24,6 +24,9 @@ from dapo.types import Generation, Group, Sample, Verdict
 def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
     """Algorithm 1, line 9: make one sample per response with a verdict, the groups' side by side.
 
+    An agent's episode makes one sample per branch, with the advantage of the episode and equal
+    shares of its weight.
+
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all
     that the step trains on. A response whose verdict is an error has no reward: it is left out of
     every mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses,
@@ -74,14 +77,13 @@ def with_kl_in_rewards(
     groups = [
         list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)
     ]
-    advantages = advantages_of(
-        [[sample.reward for sample in members] for members in groups], config
-    )
-    return [
-        replace(sample, advantage=advantage)
-        for members, group_advantages in zip(groups, advantages, strict=True)
-        for sample, advantage in zip(members, group_advantages, strict=True)
-    ]
+    rewards = [{sample.index: sample.reward for sample in members} for members in groups]
+    advantages = advantages_of([list(responses.values()) for responses in rewards], config)
+    results = []
+    for members, responses, group_advantages in zip(groups, rewards, advantages, strict=True):
+        by_index = dict(zip(responses, group_advantages, strict=True))
+        results += [replace(sample, advantage=by_index[sample.index]) for sample in members]
+    return results
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
@@ -106,10 +108,21 @@ def length_penalty(generation: Generation, config: Config) -> float:
 def with_reward_less_kl(
     samples: Sequence[Sample], kl: Sequence[float], config: Config
 ) -> list[Sample]:
-    """Give samples the rewards R - kl_coef KL; their advantages do not change."""
+    """Give samples the rewards R - kl_coef KL; their advantages do not change.
+
+    KL is that of the whole response: the branches of an episode have one reward.
+    """
     coef = config.loss.kl_coef
+    totals: dict[tuple[int, int], float] = {}
+    for sample, divergence in zip(samples, kl, strict=True):
+        response = sample.group_id, sample.index
+        totals[response] = totals.get(response, 0.0) + divergence
     return [
-        replace(sample, reward=sample.reward - coef * divergence, kl=divergence)
+        replace(
+            sample,
+            reward=sample.reward - coef * totals[sample.group_id, sample.index],
+            kl=divergence,
+        )
         for sample, divergence in zip(samples, kl, strict=True)
     ]
 
@@ -221,22 +234,27 @@ def _group_samples(group: Group, advantages: Sequence[float], config: Config) ->
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
         is_trained = trains(generation.finish, mode=config.overlong.mode)
-        samples.append(
-            Sample(
-                group_id=group.id,
-                prompt_ids=group.prompt_ids,
-                response_ids=generation.token_ids,
-                reward=reward,
-                advantage=advantage,
-                engine_logprobs=generation.logprobs,
-                old_logprobs=None,
-                mask=(
-                    generation.mask
-                    if is_trained
-                    else constant_row(False, len(generation.token_ids))
-                ),
-                index=i,
-                sampled=generation.sampled,
+        num_branches = 1
+        if generation.branches:  # one without a sampled token has no share
+            num_branches = sum(any(branch.mask) for branch in generation.conversations)
+        for branch in generation.conversations:
+            prompt_ids = group.prompt_ids if branch.prompt_ids is None else branch.prompt_ids
+            mask = branch.mask
+            if not is_trained:
+                mask = constant_row(False, len(branch.token_ids))
+            samples.append(
+                Sample(
+                    group_id=group.id,
+                    prompt_ids=prompt_ids,
+                    response_ids=branch.token_ids,
+                    reward=reward,
+                    advantage=advantage,
+                    engine_logprobs=branch.logprobs,
+                    old_logprobs=None,
+                    mask=mask,
+                    index=i,
+                    sampled=branch.sampled,
+                    weight=1 / max(1, num_branches),
+                )
             )
-        )
     return samples

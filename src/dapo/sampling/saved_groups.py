@@ -24,9 +24,11 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.engine import Unfinished, float_array
 from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import (
+    BRANCHES,
     EPISODE,
     SAMPLED,
     VERSIONS,
+    branches_json,
     column_of,
     episode_json,
     episode_of,
@@ -35,6 +37,7 @@ from dapo.runs.rollout_table import (
     ranges_of,
     rows_of,
     versions_of,
+    with_branches,
 )
 from dapo.sampling.batch import SamplingStart
 from dapo.sampling.continuous import Kept, KeptGroup, PrefetchedBatch, generation_of
@@ -283,6 +286,7 @@ class _StoredGroup:
                 "sampled": flat_ranges(generation),
                 "episode": episode_json(generation),
                 "versions": flat_versions(generation),
+                "branches": branches_json(generation),
             }
 
     @classmethod
@@ -315,6 +319,8 @@ def _write_table(path: Path, groups: Sequence[_StoredGroup]) -> None:
         fields.append(EPISODE)
     if any(generation.versions for generation in generations):
         fields.append(VERSIONS)
+    if any(branches_json(generation) for generation in generations):
+        fields.append(BRANCHES)
     schema = pa.schema(fields)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for start in range(0, len(groups), _GROUPS_PER_CHUNK):
@@ -347,7 +353,7 @@ def _read_table(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    return Generation(
+    generation = Generation(
         row["request_id"],
         array("i", row["token_ids"].tobytes()),
         _logprobs(row["logprobs"]),
@@ -357,6 +363,7 @@ def _generation(row: Mapping[str, Any]) -> Generation:
         episode=episode_of(row),
         versions=versions_of(row),
     )
+    return with_branches(generation, row)
 
 
 def _logprobs(row: NDArray[Any]) -> "array[float]":

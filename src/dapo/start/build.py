@@ -47,7 +47,7 @@ from dapo.sampling.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.sampling.samples import shaped_reward
 from dapo.sampling.second_verifier import Audit
 from dapo.start.check import UserCode
-from dapo.start.episodes import Episodes
+from dapo.start.episodes import AgentEpisodes, Episodes
 from dapo.start.read import Inputs
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
@@ -76,7 +76,7 @@ def build(
     stop_ids = inputs.loaded.stop_ids
     judge = inputs.code.judge
     assert judge is not None, "a run needs verifiers"
-    test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
+    test = reward_test_command(config.reward, config.data, config.environment.title, directory.path)
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
@@ -163,7 +163,7 @@ def dynamic_sampler(
         max_error_rate=MAX_ERROR_RATE,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,
         reward_test=reward_test
-        or reward_test_command(config.reward, config.data, config.environment.name),
+        or reward_test_command(config.reward, config.data, config.environment.title),
     )
 
 
@@ -197,7 +197,7 @@ def build_engine(
     loaded: LoadedModel,
     launcher: Launcher | None = None,
     *,
-    episodes: Episodes | None = None,
+    episodes: Episodes | AgentEpisodes | None = None,
     log: Callable[[str], None] = print,
 ) -> SuspendableEngine:
     """Build the checked rollout engine, in this process or in processes of `launcher`.
@@ -231,7 +231,10 @@ def build_engine(
 
 
 def stack_engine(
-    engine: RolloutEngine, vocabulary: int, episodes: Episodes | None, log: Callable[[str], None]
+    engine: RolloutEngine,
+    vocabulary: int,
+    episodes: Episodes | AgentEpisodes | None,
+    log: Callable[[str], None],
 ) -> SuspendableEngine:
     """Put every layer around an engine: the checks first, and any episodes on top."""
     stack = ContinuingEngine(CheckedEngine(engine, vocabulary=vocabulary))

@@ -20,6 +20,7 @@ from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
@@ -40,7 +41,7 @@ class UserCode:
     audit: VerifierPool | None = None
     keep_group: Callable[[Group], bool] | None = None  # dynamic_sampling.filter
     loss: "CustomLoss | None" = None  # loss.function
-    environment: EnvironmentPool | None = None
+    environment: EnvironmentPool | AgentPool | None = None
 
     @property
     def needed_columns(self) -> Mapping[str, Collection[str]]:
@@ -145,12 +146,20 @@ def open_audit(config: Config) -> Iterator[VerifierPool | None]:
 
 
 @contextmanager
-def open_environment(config: Config) -> Iterator[EnvironmentPool | None]:
+def open_environment(config: Config) -> Iterator[EnvironmentPool | AgentPool | None]:
     """Start the processes of the environment, if there is one. Raises ConfigError."""
     if not config.plays_episodes:
         yield None
         return
     memory_gib = config.reward.memory_gib
+    if config.runs_agent:
+        with AgentPool(
+            config.environment,
+            memory_gib=memory_gib,
+            output=WorkerOutput(),
+        ) as agents:
+            yield agents
+        return
     with EnvironmentPool(
         config.environment, memory_gib=memory_gib, output=WorkerOutput()
     ) as environment:

@@ -9,7 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import own_name
+from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
+from dapo.environments.agents.engine import AgentEngine
+from dapo.environments.agents.pool import AgentPool
+from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.nonsense import (
     BUDGET_S,
@@ -21,8 +25,8 @@ from dapo.environments.nonsense import (
 )
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
-from dapo.environments.starts import EpisodeStarts
-from dapo.types import Problem
+from dapo.environments.starts import EpisodeStarts, environment_seed
+from dapo.types import GenerationRequest, Problem
 
 _PROVEN = 4
 """The number of first problems behind which the chat template's treatment of earlier turns is
@@ -39,6 +43,11 @@ class Episodes:
     starts: EpisodeStarts
     config: Config
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """The encoder of the prompts with which episodes begin."""
+        return self.renderer.prompts
 
     def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> EpisodeEngine:
         """Return an engine that plays episodes with turns from `engine`, and closes it."""
@@ -69,9 +78,12 @@ class Episodes:
         self, problems: Sequence[Problem], *, budget_s: float | None = None
     ) -> list[Play]:
         """Play nonsense, for at most some seconds, in episodes of problems from `with_prompts`."""
+        return self.player().play_all(problems, budget_s=budget_s)
+
+    def player(self) -> NonsensePlayer:
+        """Return the player of texts that no model has sampled."""
         options = self.config.environment
-        player = NonsensePlayer(self.tokenizer, self.pool, self.renderer, self.starts, options)
-        return player.play_all(problems, budget_s=budget_s)
+        return NonsensePlayer(self.tokenizer, self.pool, self.renderer, self.starts, options)
 
     def try_out(self, problems: Sequence[Problem]) -> list[str]:
         """Play nonsense, and return warnings.
@@ -114,7 +126,62 @@ def _penalty_of_a_cut(config: Config) -> float | None:
     return config.overlong.penalty if config.overlong.mode == "soft" else 0.0
 
 
+@dataclass(frozen=True)
+class AgentEpisodes:
+    """The processes of an agent, and the renderer of its chats."""
+
+    pool: AgentPool
+    renderer: AgentRenderer
+    config: Config
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """The encoder of the problems' own prompts, which an agent may show or not."""
+        return self.renderer.plain.prompts
+
+    def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> AgentEngine:
+        """Return an engine that answers agents by `engine`, and closes it."""
+        self.pool.log_to(log)
+        seed = self.config.train.seed
+
+        def seed_of(request: GenerationRequest) -> int:
+            assert request.problem is not None
+            return environment_seed(seed, request.problem)
+
+        return AgentEngine(
+            engine,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            seed_of=seed_of,
+            max_context=(
+                self.config.data.max_prompt_tokens
+                + self.config.rollout.max_response_tokens
+                + self.config.max_observed_tokens
+            ),
+            by_load=not self.config.rollout.is_reproducible,
+        )
+
+    def try_out(self, problems: Sequence[Problem]) -> list[str]:
+        """Return no warnings: an agent is first heard in the first step."""
+        return []
+
+    def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Return the problems as they are: the agent writes its own prompts."""
+        return list(problems)
+
+
 def episodes_of(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool | AgentPool
+) -> Episodes | AgentEpisodes:
+    """Return the episodes of an environment or an agent. Raises DataError for the chat template."""
+    if isinstance(pool, AgentPool):
+        agent_renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
+        return AgentEpisodes(pool, agent_renderer, config)
+    return environment_episodes(config, tokenizer, pool)
+
+
+def environment_episodes(
     config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
 ) -> Episodes:
     """Return the episodes of an environment. Raises DataError for the chat template."""

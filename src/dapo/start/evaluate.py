@@ -40,7 +40,7 @@ from dapo.types import Problem
 
 if TYPE_CHECKING:
     from dapo.policy.model import LoadedModel
-    from dapo.start.episodes import Episodes
+    from dapo.start.episodes import AgentEpisodes, Episodes
     from dapo.start.read import Inputs
 
 
@@ -324,7 +324,7 @@ def open_engine_sampler(
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
-    episodes: "Episodes | None" = None,
+    episodes: "Episodes | AgentEpisodes | None" = None,
 ) -> EngineSampler:
     """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
 

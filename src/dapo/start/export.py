@@ -1,14 +1,20 @@
 """Writes checkpoints as Hugging Face models; torch is imported once run and place are checked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import dapo
 from dapo.config import Config
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.model_files import require_new_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
+from dapo.start.card.card import model_card
+from dapo.start.card.facts import CARD_FILE, base_of, read_card
+from dapo.start.card.use import evaluation_words
+from dapo.start.hub import find_repository, push_folder
 
 
 def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
@@ -27,6 +33,18 @@ def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
     return str(exported)
 
 
+@dataclass(frozen=True)
+class Exported:
+    """An export, as it was made."""
+
+    config: Config  # the run's options
+    step: int  # the step of the checkpoint
+    address: str | None  # the page of the model on the hub; None if it was not pushed
+    is_adapter: bool
+    # the words of the command that evaluates the model as the run did; None without one
+    evaluation: Sequence[str] | None
+
+
 def export_model_of(
     path: Path,
     out_dir: Path,
@@ -34,8 +52,12 @@ def export_model_of(
     step: int | None,
     warn: Callable[[str], None],
     adapter: bool = False,
-) -> tuple[Config, int]:
+    push: str | None = None,
+    private: bool = False,
+) -> Exported:
     """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
+
+    The directory has a model card, README.md.
 
     Args:
         path: the run.
@@ -43,9 +65,13 @@ def export_model_of(
         step: the step of the checkpoint; None: the newest one.
         warn: gets messages about damaged checkpoints, which are skipped.
         adapter: write only the adapter, for peft.
+        push: the repository on the hub, [OWNER/]NAME, to which it is uploaded; None: none.
+        private: make that repository private.
 
-    Returns the run's options and the step of the checkpoint. Raises CheckpointError if the run has
-    no such checkpoint.
+    Raises:
+        CheckpointError: the run has no such checkpoint.
+        ConfigError: the directory is not empty, or nothing can be pushed from here.
+        PushFailed: the hub did not take the model; the directory stays, if it was written.
     """
     run = RunDirectory.open(path)
     require_new_folder(out_dir)
@@ -55,6 +81,11 @@ def export_model_of(
     )
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint to export yet")
+    repository = None
+    if push is not None:
+        repository = find_repository(push, private=private)
+    elif private:
+        raise ConfigError("private is about the repository of a push, and none is named")
     from dapo.policy.lora import export_adapter, saved_weights
     from dapo.policy.model import export_model
     from dapo.start.read import read_model
@@ -62,8 +93,26 @@ def export_model_of(
 
     config = resolve_auto(stored_config, training=False)
     loaded = read_model(config.model, config.train, "cpu")
+    card = read_card(
+        run,
+        checkpoint,
+        name=out_dir.absolute().name if repository is None else repository.id,
+        has_template=bool(getattr(loaded.tokenizer, "chat_template", None)),
+        is_adapter=adapter,
+    )
+    files = {CARD_FILE: model_card(card)}
     if adapter:
-        export_adapter(checkpoint, loaded, out_dir)
+        base = base_of(loaded.name).own_id or loaded.name
+        # who downloads it has no use for a path of this machine
+        if repository is not None and Path(base).is_absolute():
+            base = Path(base).name
+        export_adapter(checkpoint, loaded, out_dir, base=base, files=files)
     else:
-        export_model(saved_weights(checkpoint, loaded.model).named_tensors(), loaded, out_dir)
-    return config, step_of(checkpoint)
+        weights = saved_weights(checkpoint, loaded.model).named_tensors()
+        export_model(weights, loaded, out_dir, files=files)
+    address = None
+    if repository is not None:
+        message = f"Step {card.step} of a run of dapo {dapo.__version__}"
+        address = push_folder(out_dir, repository, message=message)
+    evaluation = evaluation_words(card, model=str(out_dir))
+    return Exported(config, card.step, address, adapter, evaluation)

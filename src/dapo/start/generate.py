@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
 from dapo.data.sources.rows import prompted_problem
-from dapo.engines.engine import capabilities_of
+from dapo.engines.engine import RolloutEngine, capabilities_of
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.directory import RunDirectory
@@ -18,6 +18,9 @@ from dapo.start.read import read_model_and_prompts
 from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ class OpenModel:
         """The tokens of the model's context; None if its files name no number."""
         positions: int | None = getattr(self._loaded.model.config, "max_position_embeddings", None)
         return positions
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """The engine, for whoever submits its own requests; nothing else may use it meanwhile."""
+        return self._sampler.engine
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        return self._loaded.tokenizer
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return self._loaded.stop_ids
 
     def is_outdated(self, directory: RunDirectory) -> bool:
         return directory.checkpoints.newest_step() != self.choice.step

@@ -14,6 +14,7 @@ from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.policy.model import (
     LoadedModel,
@@ -24,7 +25,7 @@ from dapo.policy.model import (
 )
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
-from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.episodes import AgentEpisodes, Episodes, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
 from dapo.start.rows import RunData
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
@@ -43,7 +44,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    episodes: Episodes | None = None
+    episodes: Episodes | AgentEpisodes | None = None
     # copies of each held-out problem in the file, if all problems have equally many; else 1
     copies: int = 1
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
@@ -177,20 +178,20 @@ def require_fit(
 
 
 def read_model_and_encoder(
-    config: Config, environment: EnvironmentPool | None, *, training: bool
-) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
+    config: Config, environment: EnvironmentPool | AgentPool | None, *, training: bool
+) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | AgentEpisodes | None]:
     """Load the model, its stop ids, prompt encoder and notes, and render the environment.
 
     The last is None without `environment`. Raises ConfigError or DataError.
     """
     assert (environment is None) != config.plays_episodes, "the environment is started"
     loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
-    episodes = None
+    episodes: Episodes | AgentEpisodes | None = None
     if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
     else:
         episodes = episodes_of(config, loaded.tokenizer, environment)
-        encoder = episodes.renderer.prompts
+        encoder = episodes.encoder
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:
         notes += teacher_notes(config, loaded)

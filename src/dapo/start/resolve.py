@@ -14,11 +14,11 @@ from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import ConfigError
+from dapo.core.memory import GIB
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.launch import gpus_per_worker
 from dapo.distributed.protocol import WorkerSpec
 from dapo.policy.memory_model import (
-    GIB,
     FreeMemory,
     ResponseLengths,
     TrainerMemory,

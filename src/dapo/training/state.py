@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
 from dapo.engines.engine import RolloutEngine
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.processes.output import WorkerOutput
@@ -138,7 +139,7 @@ class Run:
     # the output of the verifiers; None where it goes to the console
     verifier_output: WorkerOutput | None = None
     # the processes that answer turns; None without an environment
-    environment: EnvironmentPool | None = None
+    environment: EnvironmentPool | AgentPool | None = None
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -233,7 +234,7 @@ class Run:
         outputs = (
             ("verifier", self.verifier_output),
             ("verifier", audit),
-            ("environment", environment),
+            ("agent" if self.config.runs_agent else "environment", environment),
         )
         for name, output in outputs:
             is_first = not path.exists()

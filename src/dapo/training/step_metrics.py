@@ -19,6 +19,7 @@ from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import Outcome, verdict_word
 from dapo.runs.rollout_table import (
+    branches_json,
     episode_json,
     flat_ranges,
     flat_versions,
@@ -87,7 +88,7 @@ def rollouts_in_background(
         try:
             config = run.config
             test = reward_test_command(
-                config.reward, config.data, config.environment.name, run.directory.path
+                config.reward, config.data, config.environment.title, run.directory.path
             )
             require_groups(
                 batch,
@@ -295,8 +296,11 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
+    shown = [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]
+    if not shown:
+        return
     lines = [f"step {run.state.step}: responses of the untrained model:"]
-    for judged in [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]:
+    for judged in shown:
         problem = judged.problem
         response = judged.valid[0]
         texts = (problem.question, problem.answer, response.text)
@@ -344,7 +348,8 @@ def rollout_rows(
     """Yield a row of rollouts/*.parquet for each judged response of a batch.
 
     The column `sampled` exists only if a response has tokens that were not sampled, `episode` only
-    with episodes, and `versions` only if several policies sampled a response.
+    with episodes, `versions` only if several policies sampled a response, and `branches` only if an
+    agent wrote its own prompts.
 
     Args:
         batch: The judged groups of a step.
@@ -362,6 +367,8 @@ def rollout_rows(
         optional_columns["episode"] = episode_json
     if any(generation.versions for generation in generations):
         optional_columns["versions"] = flat_versions
+    if any(branches_json(generation) for generation in generations):
+        optional_columns["branches"] = branches_json
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:

@@ -177,8 +177,10 @@ def decision(deciders: Sequence[str], config: Config | None) -> tuple[str, str]:
         verifier = config.reward.verifier
         names = [verifier] if isinstance(verifier, str) else []
     if names == ["environment"]:
-        environment = None if config is None else config.environment.name
+        environment = None if config is None else config.environment.title
         name = "the environment" if environment is None else f"`{own_name(environment)}`"
+        if config is not None and config.runs_agent:
+            return f"{name} says `correct`", "leave `correct` out of what the agent returns"
         return f"{name} says `correct`", "leave `correct` out of its StepResult"
     shown = " and ".join(f"`{own_name(name)}`" for name in names) or "the reward"
     verb = "say" if len(names) > 1 else "says"
@@ -195,9 +197,13 @@ def reward_test_command(
 ) -> str:
     """Return the command that tests a run's reward on its data; an inline spec becomes DATA.
 
-    If only the `environment` rewards, the command tests that.
+    If only the `environment` rewards, the command tests that; of an agent, which cannot be played
+    without a policy, it shows the episodes.
     """
-    if environment is not None and reward.verifier in ("auto", "environment"):
+    is_judge = reward.verifier in ("auto", "environment")
+    if environment is not None and environment.startswith("agent:") and is_judge:
+        return f"dapo view {'RUN' if run is None else shlex.quote(str(run))}"
+    if environment is not None and is_judge:
         return f"dapo test {shlex.quote(environment if run is None else str(run))}"
     if run is not None:
         flag = "" if environment is None else " --reward"

@@ -261,6 +261,8 @@ def _response(
     }
     result["tokens"] = None if tokens is None else tokens.texts(ids)
     result["tokens_left"] = num_tokens - len(ids)
+    if response["calls"] is not None:
+        return result | _calls(tokens, response["calls"], limit)
     result["sampled"] = None if ranges is None else list(mask_of(ranges, num_tokens))[: len(ids)]
     result["probabilities"] = None
     result["mean_probability"] = None
@@ -272,6 +274,45 @@ def _response(
         sampled = select(probabilities, ranges)
         result["mean_probability"] = round(fmean(sampled), 4) if sampled else None
     return result
+
+
+def _calls(
+    tokens: TokenTexts | None, calls: Sequence[Mapping[str, Any]], limit: int | None
+) -> dict[str, Any]:
+    """Return an agent's calls with the texts and probabilities of their first tokens in all."""
+    shown_calls = []
+    room = sum(len(call["token_ids"]) for call in calls) if limit is None else limit
+    all_probabilities: list[float] = []
+    num_left = 0
+    for call in calls:
+        ids = call["token_ids"][:room]
+        num_left += len(call["token_ids"]) - len(ids)
+        room -= len(ids)
+        shown = {
+            name: value
+            for name, value in call.items()
+            if name not in ("token_ids", "context_ids", "logprobs")
+        }
+        is_whole = len(ids) == len(call["token_ids"])
+        shown["tokens"] = tokens.texts(ids) if tokens is not None and is_whole else None
+        shown["context"] = None
+        if tokens is not None and is_whole:
+            shown["context"] = tokens.texts(call["context_ids"])
+        shown["probabilities"] = None
+        if call["logprobs"] is not None:
+            probabilities = [exp(min(0.0, logprob)) for logprob in call["logprobs"]]
+            shown["probabilities"] = [round(value, 4) for value in probabilities[: len(ids)]]
+            all_probabilities += probabilities
+        shown_calls.append(shown)
+    mean = round(fmean(all_probabilities), 4) if all_probabilities else None
+    return {
+        "calls": shown_calls,
+        "tokens": None,
+        "tokens_left": num_left,
+        "sampled": None,
+        "probabilities": None,
+        "mean_probability": mean,
+    }
 
 
 def problems(run: ViewedRun, query: Parameters) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
 
     Returns `output`, `bytes`, and the numbers of groups in the report and in the run.
     """
-    files = RunReader(path.resolve().name, path)
-    files.require_run()
+    files = _reader(path)
     output = output or Path(f"{files.name}.html")
     if output.suffix.lower() != ".html":
         raise ConfigError(f"the report {output} must end in .html")
@@ -53,6 +52,30 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
         )
     if not output.parent.is_dir():
         raise ConfigError(f"there is no folder {output.parent} for the report")
+    html, data = _report(files)
+    atomic_write_text(output, html)
+    return {
+        "output": str(output),
+        "bytes": len(html.encode()),
+        "groups": len(data["groups"]),
+        "of_groups": data["of_groups"],
+    }
+
+
+def report_html(path: Path) -> str:
+    """Return the text of the report of a run. Raises CheckpointError without a run."""
+    html, _ = _report(_reader(path))
+    return html
+
+
+def _reader(path: Path) -> RunReader:
+    files = RunReader(path.resolve().name, path)
+    files.require_run()
+    return files
+
+
+def _report(files: RunReader) -> tuple[str, dict[str, Any]]:
+    """Return the report with the values in it."""
     run = queries.ViewedRun(files)
     try:
         with damage_of(files.directory.path):
@@ -61,14 +84,7 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
             data = _collect(run)
     finally:
         run.close()
-    html = _page(data, title=files.name)
-    atomic_write_text(output, html)
-    return {
-        "output": str(output),
-        "bytes": len(html.encode()),
-        "groups": len(data["groups"]),
-        "of_groups": data["of_groups"],
-    }
+    return _page(data, title=files.name), data
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dapo.analysis.view import queries, run_details
 from dapo.core.errors import ConfigError, DapoError
+from dapo.core.listening import open_listener
 from dapo.core.terminal import to_json
 from dapo.core.text import one_line
 
@@ -131,16 +132,10 @@ def make_server(runs: queries.Runs, *, port: int) -> Any:
 def listen(port: int | None) -> socket.socket:
     """Open a socket on 127.0.0.1. Raises ConfigError if the requested port is taken."""
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, candidate))
-            listener.listen(64)
+            return open_listener(HOST, candidate)
         except (OSError, OverflowError) as error:
-            listener.close()
             reason = getattr(error, "strerror", None) or str(error)
-        else:
-            return listener
     raise ConfigError(
         f"port {port} of {HOST} cannot be used: {reason}; choose another --port, or leave it out"
     )

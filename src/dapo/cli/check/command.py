@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dapo.cli.check.summary import (
     DataFacts,
-    changed_paper_values,
     data_facts,
     explain,
     in_short,
 )
 from dapo.cli.formatting import plural, say, size
 from dapo.config import Config
+from dapo.config.option_fields import changed_paper_values
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
 from dapo.core.terminal import print_json

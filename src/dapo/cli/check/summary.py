@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.option_fields import known_about, option_text, options_of
+from dapo.config.option_fields import changed_paper_values, option_text
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.start.check import Checked, UserCode
@@ -70,16 +70,6 @@ def differences_from_paper(config: Config) -> Iterator[str]:
     """Describe each option whose value differs from the paper's (section 4.1)."""
     for name, value, paper in changed_paper_values(config):
         yield f"{name}: {option_text(value)} (paper: {option_text(paper)})"
-
-
-def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each option whose value differs from the paper's, with both values."""
-    for name, info in options_of():
-        facts = known_about(info)
-        if "paper" in facts:
-            value = config.value_of(name)
-            if value != facts["paper"]:
-                yield name, value, facts["paper"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +181,7 @@ def _step(config: Config) -> Iterator[str]:
     )
     if config.plays_episodes:
         environment = config.environment
-        label = ", ".join(filter(None, [environment.name, *environment.tools]))
+        label = ", ".join(filter(None, [environment.title, *environment.tools]))
         yield (
             f"  episodes    {label}: at most {environment.max_turns} turns; up to"
             f" {config.max_observed_tokens:,} observed tokens, which never train"

@@ -21,7 +21,7 @@ import torch
 
 from dapo.core.errors import EngineError
 from dapo.core.files import atomic_file, cache_folder
-from dapo.core.loopback import use_loopback_interface
+from dapo.core.interfaces import use_loopback_interface
 from dapo.core.memory import explain_out_of_memory
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import print_text

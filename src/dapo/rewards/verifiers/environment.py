@@ -1,4 +1,4 @@
-"""The verifier `environment`: the sum of the rewards of an episode."""
+"""The verifier `environment`: the sum of the rewards of an episode, and what its agent measured."""
 
 from math import fsum
 
@@ -15,6 +15,6 @@ class EnvironmentVerifier:
                 "environment: the response is not an episode; set environment.name, or another verifier"
             )
         episode = response.episode
-        if episode.error is not None:
-            return error_verdict(f"environment: {episode.error}")
-        return Verdict(episode.correct, fsum(episode.rewards))
+        if episode.failure is not None:
+            return error_verdict(episode.failure)
+        return Verdict(episode.correct, fsum(episode.rewards), components=episode.components)

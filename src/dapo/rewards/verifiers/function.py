@@ -13,7 +13,7 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dapo.core.errors import DataError, RewardError
-from dapo.core.loading import Failure, try_call
+from dapo.core.loading import Failure, own_name, try_call
 from dapo.rewards.verdicts import (
     TokenIds,
     error_verdict,
@@ -83,6 +83,7 @@ def function_verifier(
     `compute_score`, any others mean TRL's reward functions. `def` and `async def` both work; `path`
     is the name in messages. Raises RewardError if none of them fits.
     """
+    path = own_name(path)
     if inspect.isclass(function):
         instance = try_call(lambda: function(**options))
         options_text = ", ".join(options) or "no options"

@@ -10,7 +10,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.runs.rollout_table import ranges_of
 from dapo.sampling.rollout_metrics import has_many_answers, last_turn, looping
-from dapo.training.rules import outcome_rules, sampling_rules, update_rules
+from dapo.training.rules import agent_rules, outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
 from dapo.training.rules.sampling_rules import starvation
@@ -49,6 +49,12 @@ def _is_looping(row: Row) -> bool:
 def _episode(row: Row) -> Row:
     episode = json.loads(row.get("episode") or "{}")
     return episode if isinstance(episode, dict) else {}
+
+
+def _count(row: Row, name: str) -> int:
+    """Return a count of an agent's episode."""
+    counts = _episode(row).get("counts")
+    return int(counts.get(name, 0)) if isinstance(counts, dict) else 0
 
 
 _FEW_SIGNALS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
@@ -104,6 +110,33 @@ RULES = (
         outcome_rules.tool_errors,
         lambda row: bool(_episode(row).get("tool_errors")),
     ),
+    Rule(
+        "empty_answers",
+        "warning",
+        agent_rules.empty_answers,
+        lambda row: bool(_count(row, "unanswered")),
+    ),
+    Rule(
+        "refused_requests",
+        "warning",
+        agent_rules.refused_requests,
+        lambda row: bool(_count(row, "refused")),
+    ),
+    Rule(
+        "masked_tokens",
+        "warning",
+        agent_rules.masked_tokens,
+        lambda row: bool(_count(row, "masked_tokens")),
+    ),
+    Rule(
+        "rewritten_history",
+        "warning",
+        agent_rules.rewritten_history,
+        lambda row: bool(_count(row, "rewritten")),
+        lambda row: agent_rules.first_rewritten(_episode(row).get("calls")),
+    ),
+    Rule("slow_agent", "warning", agent_rules.slow_agent),
+    Rule("overridden_requests", "note", agent_rules.overridden_requests),
     Rule(
         "length_explosion",
         "warning",

@@ -48,6 +48,12 @@ class Symptom:
     severity: Severity | None = None  # the severity where it differs from the rule's
 
 
+def _missing_verdict(row: Mapping[str, Any]) -> str | None:
+    """Return why a response has no verdict, of the reward or of the audit."""
+    reason: str | None = row["error"] or row.get("audit_error")
+    return reason
+
+
 @dataclass(frozen=True)
 class Rule:
     """A condition on the last steps of a run."""
@@ -59,6 +65,8 @@ class Rule:
     """Whether a row of the rollout table is an example of it; None where single responses show
     nothing.
     """
+    reason: Callable[[Mapping[str, Any]], str | None] = _missing_verdict
+    """Why a row of the table is an example, in words: the error of its verdict, if it has one."""
     needs_rewards: bool = False
     """Whether it is a rule of runs that learn from rewards: others have a teacher alone or worked
     examples.

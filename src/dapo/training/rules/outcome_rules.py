@@ -144,12 +144,13 @@ def environment_errors(history: MetricHistory, config: Config) -> Symptom | None
     episodes = decided(history) * config.rollout.group_size
     if history.steps < MIN_STEPS or errors <= ENVIRONMENT_ERRORS * episodes:
         return None
+    player = "agent" if config.runs_agent else "environment"
     return Symptom(
         f"{errors / max(1, episodes):.0%} of the episodes have no verdict, and train nothing: the"
-        " environment fails in them",
+        f" {player} fails in them",
         history.means("rollout/environment_errors"),
         advice=(
-            "correct the environment: the reason is below; if calls exceed their time, raise"
+            f"correct the {player}: the reason is below; if calls exceed their time, raise"
             " environment.timeout_s"
         ),
     )
@@ -157,6 +158,8 @@ def environment_errors(history: MetricHistory, config: Config) -> Symptom | None
 
 def episodes_cut(history: MetricHistory, config: Config) -> Symptom | None:
     """The environment ends hardly any episode, and few reach the limit of tokens."""
+    if config.runs_agent:  # `empty_answers` says what an agent misses
+        return None
     cut = history.rate("rollout/episodes_cut_fraction")
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     if cut <= CUT or truncated > cut / 2:  # `truncation` reports a limit of tokens

@@ -52,7 +52,7 @@ View.reportAnswers = {
   log: (d, p) => (d.logs.error ? d.logs : { files: [], text: "", ...(d.logs.find((log) => log.file === p.file) || d.logs[0]), ...(d.logs.length ? { files: d.logs.map((log) => log.file) } : {}) }),
   rollouts(d, p) {
     const text = (p.text || "").toLowerCase();
-    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, interest: interestOf(g), spread: spreadOf(g), question: g.question || g.prompt, tokens: r.response_tokens, turns: r.episode && r.episode.turns, verdict: verdictOf(r) })))
+    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, interest: interestOf(g), spread: spreadOf(g), question: g.question || g.prompt, tokens: r.response_tokens, turns: r.episode && r.episode.turns, branches: r.episode && r.episode.counts.branches, verdict: verdictOf(r) })))
       .filter((r) => within(r.step, p.first_step, p.last_step) && within(r.tokens, p.min_tokens, p.max_tokens) && among(r.outcome, p.outcomes) && among(r.verdict, p.verdicts)
         && (!p.problem || r.problem_id === p.problem) && (!p.finish || r.finish === p.finish) && (!text || r.response.toLowerCase().includes(text)));
     rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.spread);
@@ -145,7 +145,7 @@ View.stored = {
 };
 // A name that fits into a legend or a button: its beginning and its end, where names of runs differ.
 View.short = (name) => (name.length > 36 ? `${name.slice(0, 20)}…${name.slice(-15)}` : name);
-View.plural = (count, noun) => `${View.count(count)} ${noun}${count === 1 ? "" : "s"}`;
+View.plural = (count, noun, nouns = `${noun}s`) => `${View.count(count)} ${count === 1 ? noun : nouns}`;
 View.note = (text) => (text ? View.h("p", { class: "note" }, text) : null);
 
 // A row of buttons; one or several of them are chosen.

@@ -58,6 +58,7 @@ const CURVE_SPECS = [
   { title: "Staleness", note: "age of the policy that sampled a trained token, in steps (schedule: async)", names: ["rollout/staleness_max"], optional: true, unit: "steps",
     draw: (m, x) => [["rollout/staleness_mean", "mean", "c0"], ["rollout/staleness_max", "largest", "c1"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
   { title: "Turns", note: "mean turns of an episode", names: ["rollout/turns_mean"], optional: true, unit: "turns", draw: (m, x) => View.curve(m, x, "rollout/turns_mean", { label: "mean turns" }) },
+  { title: "Branches", note: "mean branches of an agent's episode", names: ["rollout/branches_mean"], optional: true, unit: "branches", draw: (m, x) => View.curve(m, x, "rollout/branches_mean", { label: "mean branches" }) },
   { title: "Observed tokens", note: "answers of the environment, which never train", names: ["rollout/observation_tokens"], optional: true, unit: "tokens per step", draw: (m, x) => View.curve(m, x, "rollout/observation_tokens", { label: "observed" }) },
   { title: "Tools and environment", note: "tool calls, those that failed, and episodes whose environment failed", names: ["rollout/tool_calls", "rollout/environment_errors"], optional: true, unit: "per step",
     draw: (m, x) => [["rollout/tool_calls", "tool calls", "c0"], ["rollout/tool_errors", "failed calls", "c1"], ["rollout/environment_errors", "environment errors", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },

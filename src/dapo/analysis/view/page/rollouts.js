@@ -49,6 +49,7 @@ const COLUMNS = [
   { name: "advantage", number: true, title: "– : the response did not train", cell: (r) => View.h("span", { class: View.signClass(r.advantage) }, View.signed(r.advantage, 2)) },
   { name: "tokens", number: true, cell: (r) => [View.count(r.tokens), r.finish === "length" ? View.h("span", { class: "neg", title: "cut at the length limit" }, " ✂") : ""] },
   { name: "turns", number: true, where: (r) => r.turns != null, cell: (r) => View.count(r.turns) },
+  { name: "branches", number: true, title: "conversations of an agent beside the first one", where: (r) => r.branches, cell: (r) => View.count(r.branches) },
   { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question) },
   { name: "response", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.response) },
   { name: "reference", class: "text short", where: (r) => r.answer, cell: (r) => View.h("div", { class: "clip" }, r.answer) },
@@ -131,15 +132,50 @@ const ending = (response, messages) => {
   return [...messages, View.h("div", { class: "message ending", title: `The policy does not read this.${isCut ? " The reward of end() is in that of the last turn." : ""}` }, View.h("span", { class: "role" }, who), text ? View.h("div", { class: "content" }, text) : null)];
 };
 
+// The calls of an agent as a tree: a conversation, then the branches that begin behind one of its calls, or with a history of their own.
+const callTree = (response, colouring, asTokens) => {
+  const firstOf = (branch) => response.calls.find((call) => call.branch === branch);
+  const branches = [...new Set(response.calls.map((call) => call.branch))].filter((branch) => branch > 0);
+  const branchOf = (number) => (number === null ? 0 : response.calls[number - 1].branch);
+  const parts = (branch) => {
+    const calls = response.calls.filter((call) => call.branch === branch);
+    const below = branches.filter((other) => other !== branch && branchOf(firstOf(other).parent) === branch);
+    return [...calls.map((call) => callParts(call, colouring, asTokens)), ...below.map(branchPart)].flat();
+  };
+  const branchPart = (branch) => {
+    const { parent, reason } = firstOf(branch);
+    return View.h("section", { class: "branch", "aria-label": `branch ${branch}` },
+      View.h("p", { class: "branch-head" }, View.h("b", {}, `branch ${branch}`), parent === null ? "" : ` behind call ${parent}`, View.h("span", { class: "soft" }, `: ${reason}`)), parts(branch));
+  };
+  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "calls" }, parts(0));
+};
+
+const callParts = (call, colouring, asTokens) => {
+  const read = asTokens && call.context && call.context.length
+    ? [View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, `${View.plural(call.observed_tokens, "token")} read`), View.h("div", { class: "content" }, call.context.join("")))]
+    : call.messages.map((message) => View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, message.role), View.h("div", { class: "content" }, message.text)));
+  const cut = call.finish === "length" ? ", cut" : call.finish === "aborted" ? ", stopped" : "";
+  const facts = [`call ${call.number} · ${View.plural(call.sampled_tokens, "token")} sampled${cut}`,
+    call.retries ? ` · asked ${call.retries + 1} times` : null,
+    call.tool_calls.length ? ` · tool: ${call.tool_calls.join(", ")}` : null,
+    call.masked ? [" · ", View.h("b", { class: "neg" }, `masked: ${call.masked}`)] : null];
+  const text = call.tokens ? tokenSpans(call, colouring) : call.text;
+  return [...read, View.h("div", { class: `message${call.masked ? " masked" : ""}` }, View.h("span", { class: "role", title: JSON.stringify(call.options) }, facts), View.h("div", { class: "content" }, text))];
+};
+
 const responseText = (response, colouring, asTokens) => {
+  if (response.calls) return callTree(response, colouring, asTokens);
   if (response.turns && !asTokens) return conversation(response, colouring);
   return View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" }, response.tokens ? tokenSpans(response, colouring) : response.response);
 };
 
+const AGENT_COUNTS = [["branches", "branch", "branches"], ["rewritten", "rewritten history", "rewritten histories"], ["retries", "retry", "retries"], ["refused", "refused request"], ["overridden", "overridden request"], ["unanswered", "empty answer"], ["masked_tokens", "masked token"], ["tokens_behind_stop", "token behind a stop text", "tokens behind stop texts"]];
+
 // The numbers of an episode that a single response does not have.
 const episodeFacts = ({ episode, observed_tokens, finish }) => (episode ? [
   observed_tokens ? View.h("span", { class: "soft" }, `${View.count(observed_tokens)} observed`) : null,
-  View.h("span", { class: "soft" }, `${View.plural(episode.turns, "turn")}${episode.is_cut && finish !== "length" ? ", cut at the limit" : ""}`),
+  View.h("span", { class: "soft" }, `${View.plural(episode.turns, episode.counts.calls === undefined ? "turn" : "call")}${episode.is_cut && finish !== "length" ? ", cut at the limit" : ""}`),
+  ...AGENT_COUNTS.filter(([name]) => episode.counts[name]).map(([name, one, many]) => View.h("span", { class: "soft" }, View.plural(episode.counts[name], one, many))),
   episode.tool_calls ? View.h("span", { class: "soft" }, View.plural(episode.tool_calls, "tool call"), episode.tool_errors ? [", ", View.h("span", { class: "neg" }, `${View.count(episode.tool_errors)} failed`)] : null) : null] : null);
 
 const probabilityLegend = () => ["0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"];
@@ -166,14 +202,14 @@ const responseCard = (response, colouring, largest, open, asTokens) => View.h("s
   response.error ? View.h("p", { class: "note problem" }, response.error) : null,
   response.components ? View.h("p", { class: "note" }, `scores: ${JSON.stringify(response.components)}`) : null,
   responseText(response, colouring, asTokens),
-  response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
+  (response.tokens || response.calls) && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
 
 const RECORDED = "The colours are the probabilities with which the sampler chose the tokens, at the sampling temperature; the trainer's are not recorded.";
 
 // The reason why tokens have no colours.
 const colourNote = (group, colouring) => {
   if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer …" : `${group.tokens} The text is shown without colours.`;
-  if (colouring === "probability" && !group.responses.some((r) => r.probabilities)) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
+  if (colouring === "probability" && !group.responses.some((r) => r.probabilities || (r.calls || []).some((call) => call.probabilities))) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
   return null;
 };
 
@@ -189,13 +225,13 @@ const drawGroup = (main, state, group) => {
     View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
       View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
     View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(group.reward_mean)}, std ${View.number(group.reward_std)}`],
-      group.answer ? ["reference", View.h("code", {}, group.answer)] : null, ["source", group.source], group.environment_seed ? ["seed of the episodes", View.h("code", { title: "All episodes of a group begin with reset(problem, seed) and this seed" }, group.environment_seed)] : null, ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
+      group.answer ? ["reference", View.h("code", {}, group.answer)] : null, ["source", group.source], group.environment_seed ? ["seed of the episodes", View.h("code", { title: "All episodes of a group begin with this seed: reset(problem, seed) gets it, and an agent's random and numpy" }, group.environment_seed)] : null, ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
       .filter(Boolean).map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
     View.note([`${View.words.outcome(group.outcome)}: ${group.eq11.why}.`, ...group.notes.map((note) => `Note: ${note}.`)].join(" ")),
     View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${JSON.stringify(group.fields)}`) : null),
     View.h("div", { class: "filters" }, colours,
       View.h("span", { class: "scale" }, colouring === "probability" ? probabilityLegend() : ""),
-      group.responses.some((r) => r.turns) ? View.choices("Show", [["conversation", "conversation"], ["tokens", "tokens", "the exact tokens, with those that the chat template puts around an observation"]], state.show || "conversation", (show) => View.go({ show }, true)) : null,
+      group.responses.some((r) => r.turns || r.calls) ? View.choices("Show", [["conversation", "conversation"], ["tokens", "tokens", "the exact tokens, with those that the chat template puts around an observation"]], state.show || "conversation", (show) => View.go({ show }, true)) : null,
       View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
     why ? View.h("p", { class: "note", id: "why" }, why) : "",
     View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), state.show === "tokens"))),

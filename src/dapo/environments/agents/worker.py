@@ -1,0 +1,193 @@
+"""The process that loads an agent's code and forks a process for each episode. Imports no torch."""
+
+import asyncio
+import gc
+import inspect
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dapo.core.errors import ConfigError
+from dapo.core.loading import Failure, load_callable, try_call
+from dapo.processes.supervisor import exit_with_supervisor, supervise
+from dapo.processes.worker import Answer, run
+from dapo.rewards.verdicts import problem_of_frame
+from dapo.types import Problem, content_text
+
+PREFIX = "agent:"
+_MAX_PROCESSES = 65536
+"""Of all agents; each agent's own supervisor bounds its processes."""
+_MAX_REASON_CHARS = 1000
+
+
+def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+    """Load an agent, and return a function that starts it. Raises ConfigError."""
+    play: Callable[[Problem, str, str], Any]
+    if spec["command"]:
+        play = _command(spec["command"])
+    else:
+        play = _function(spec["name"].removeprefix(PREFIX), spec["options"])
+
+    # the kernel takes the ends of these processes, on which nothing here waits
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # the collector of a child would write to every object, and so copy its page
+    gc.freeze()
+
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
+        pid = os.fork()
+        if pid:
+            return {"pid": pid}
+        try:
+            _monitor(spec, message, play)
+        finally:
+            os._exit(1)
+
+    return {"tools": []}, answer
+
+
+def _monitor(
+    spec: dict[str, Any], message: dict[str, Any], play: Callable[[Problem, str, str], Any]
+) -> None:
+    """Run the process above an agent's: it ends with the agent, or when the episode ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.close(int(sys.argv[1]))  # the connection to the pool
+    control = socket.create_connection(("127.0.0.1", spec["control_port"]))
+    hello = {"session": message["session"], "key": message["key"], "pid": os.getpid()}
+    control.sendall(json.dumps(hello).encode() + b"\n")
+    output, write_end = os.pipe()
+    monitor = os.getpid()
+    memory_bytes = round(spec["memory_gib"] * 2**30)
+    agent = os.fork()
+    if agent:
+        os.close(write_end)
+        supervise(
+            agent,
+            keepalive_pipe=control.fileno(),
+            output=output,
+            report=control.fileno(),
+            memory_bytes=memory_bytes,
+        )
+    exit_with_supervisor(monitor)
+    os.setsid()
+    os.close(output)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    report = _report(message, play)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    control.sendall(json.dumps(report).encode() + b"\n")
+    os._exit(0)
+
+
+def _report(message: dict[str, Any], play: Callable[[Problem, str, str], Any]) -> dict[str, Any]:
+    """Return an agent's result, or the reason why it has none, as JSON values."""
+    import numpy as np
+
+    problem = problem_of_frame(message["problem"])
+    seed = message["seed"]
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    os.environ["OPENAI_BASE_URL"] = message["url"]
+    os.environ["OPENAI_API_KEY"] = message["key"]
+    result: Any = try_call(lambda: play(problem, message["url"], message["key"]))
+    if isinstance(result, Failure):
+        return {"error": result.reason[:_MAX_REASON_CHARS]}
+    is_json = try_call(lambda: json.dumps(_plain(result)))
+    if isinstance(is_json, Failure):
+        return {"error": f"the agent returned {type(result).__name__}, expected a number"}
+    return {"result": _plain(result)}
+
+
+def _plain(result: Any) -> Any:
+    """Return a result with the numbers of numpy and torch as those of Python."""
+    if isinstance(result, Mapping):
+        return {str(name): _plain(value) for name, value in result.items()}
+    if isinstance(result, str | int | float) or result is None:
+        return result
+    return result.item() if hasattr(result, "item") else result
+
+
+def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
+    """Return a function that plays with the user's function, or its class's method `run`."""
+    function: Any = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
+    if inspect.isclass(function):
+        agent: Any = function(**options)
+        function = agent.run
+        options = {}
+    elif not inspect.isroutine(function) and hasattr(function, "run"):
+        function = function.run
+    parameters = inspect.signature(function).parameters
+    takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
+    first = next(iter(parameters), None)
+    if first is None:
+        raise ConfigError(
+            f"environment.name={PREFIX}{name}: expected a function of the problem, such as"
+            " solve(problem, *, base_url, api_key), got one without parameters"
+        )
+
+    def play(problem: Problem, url: str, key: str) -> Any:
+        offered = {**options, "base_url": url, "api_key": key, "model": "policy"}
+        keywords = {
+            item: value for item, value in offered.items() if takes_all or item in parameters
+        }
+        task: Any = problem if first == "problem" else row_of(problem)
+        result = function(task, **keywords)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+    return play
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def row_of(problem: Problem) -> dict[str, Any]:
+    """Return a problem as a row of its data: what agents of other systems take."""
+    messages = [{"role": "user", "content": problem.prompt}]
+    if not isinstance(problem.prompt, str):
+        messages = [dict(message) for message in problem.prompt]
+    return {
+        **problem.fields,
+        "id": problem.id,
+        "prompt": problem.prompt if isinstance(problem.prompt, str) else messages,
+        "messages": messages,
+        "question": content_text(messages[-1]),
+        "answer": problem.fields.get("answer", problem.answer),
+    }
+
+
+def _command(command: list[str]) -> Callable[[Problem, str, str], Any]:
+    """Return a function that plays with a command, whose last line is the reward."""
+
+    def play(problem: Problem, url: str, key: str) -> Any:
+        row = json.dumps(row_of(problem), ensure_ascii=False, default=str)
+        done = subprocess.run(
+            command, input=row, stdout=subprocess.PIPE, text=True, check=False, env=os.environ
+        )
+        if done.returncode:
+            return Failure(f"the command ended with exit code {done.returncode}")
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        if not lines:
+            return None
+        try:
+            return json.loads(lines[-1])
+        except ValueError:
+            return Failure(
+                f"the last line of the command is {lines[-1][:80]!r}, expected the reward"
+            )
+
+    return play
+
+
+if __name__ == "__main__":
+    run(_starting, max_processes=_MAX_PROCESSES)

@@ -1,0 +1,194 @@
+"""Agents that call, rewrite, fork, repeat and leave at random: what trains is what was sampled."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.engines.engine import Unfinished
+from dapo.sampling.samples import with_advantages
+from dapo.types import Generation, Group, Problem, Verdict
+from helpers.agents import (
+    PROBLEM,
+    PROMPT,
+    Played,
+    Program,
+    agents,
+    ask,
+    chat,
+    random_agent,
+    request,
+    user,
+)
+from helpers.tiny_runs import tiny
+
+SEEDS = st.integers(0, 10**6)
+
+
+def turns_of(episode: Generation) -> list[tuple[tuple[int, ...], list[int], bool]]:
+    """Return the turns by the number of their call: the ids before each, its own, does it train."""
+    assert episode.episode is not None
+    calls = episode.episode.calls
+    parts = list(episode.conversations) if calls else []
+    result: dict[int, tuple[tuple[int, ...], list[int], bool]] = {}
+    for conversation in range(1 + max((call["conversation"] for call in calls), default=-1)):
+        members = [call for call in calls if call["conversation"] == conversation]
+        for trains in (True, False):
+            chosen = [call for call in members if call["trains"] is trains]
+            if not chosen:
+                continue
+            part = parts.pop(0)
+            assert part.is_masked is not trains
+            prompt = PROMPT if part.prompt_ids is None else part.prompt_ids
+            end = -chosen[0]["new_tokens"]  # those of the first turn are the prompt's
+            logprobs: list[float] = []
+            for call in chosen:
+                start = end + call["new_tokens"]
+                end = start + call["tokens"]
+                logprobs += [0.0] * (start - len(logprobs))
+                logprobs += [-1.0 - i / 8 for i in range(end - start)]
+                before = (*prompt, *part.token_ids[:start])
+                result[call["number"]] = before, list(part.token_ids[start:end]), trains
+            assert list(part.logprobs) == logprobs
+            assert sum(part.mask) == trains * sum(call["tokens"] for call in chosen)
+    assert parts == []
+    return [result[number] for number in range(len(calls))]
+
+
+def check_tokens(episode: Generation, label: str, played: Played) -> None:
+    """Each token that was sampled stands in one branch, behind what the engine was given for it."""
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    counts = episode.episode.counts
+    turns = turns_of(episode)
+    lost = 0
+    for number, (before, ids, _) in enumerate(turns):
+        sampled = played.inner.sampled.get(f"{label}/{number}")
+        if sampled is None:  # nothing was left of the episode
+            assert ids == []
+            continue
+        assert before == sampled.prompt_ids
+        assert ids == sampled.token_ids[: len(ids)]
+        lost += len(sampled.token_ids) - len(ids)
+    total = sum(
+        len(sampled.token_ids)
+        for name, sampled in played.inner.sampled.items()
+        if name.split("/")[0] == label
+    )
+    masked = sum(len(ids) for _, ids, trains in turns if not trains)
+    trained = sum(sum(branch.mask) for branch in episode.conversations)
+    assert counts["masked_tokens"] == masked
+    assert counts["tokens_behind_stop"] == lost
+    assert trained + masked + lost == total
+    assert episode.num_sampled == trained + masked
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, budget=st.integers(1, 200), turns=st.integers(1, 24), lag=st.integers(1, 4))
+def test_every_sampled_token_trains_once_behind_the_tokens_it_was_sampled_behind(
+    seed: int, budget: int, turns: int, lag: int
+):
+    played = agents(random_agent, max_turns=turns, lag_polls=lag)
+    episodes = played.play([request(str(i), seed=seed + i, budget=budget) for i in range(4)])
+    for label, episode in episodes.items():
+        check_tokens(episode, label, played)
+        assert episode.num_sampled <= budget
+    assert all(agent.is_closed for agent in played.pool.opened)
+    assert not played.inner.in_flight
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=SEEDS, slots=st.integers(1, 6))
+def test_when_answers_count_on_arrival_the_same_holds(seed: int, slots: int):
+    played = agents(random_agent, by_load=True, slots=slots)
+    episodes = played.play([request(str(i), seed=seed + i) for i in range(4)])
+    for label, episode in episodes.items():
+        check_tokens(episode, label, played)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_the_weights_of_the_branches_that_train_add_up_to_one(seed: int):
+    config = tiny("environment.name=agent:tests:agent", "reward.verifier=environment")
+    played = agents(random_agent)
+    episodes = played.play([request(str(i), seed=seed + i, budget=120) for i in range(3)])
+    generations = tuple(episodes[str(i)] for i in range(3))
+    verdicts = tuple(Verdict(None, float(i)) for i in range(3))
+    group = Group(PROBLEM, PROMPT, generations, verdicts, rewards=(0.0, 1.0, 2.0))
+    samples = with_advantages([group], config)
+    for i, generation in enumerate(generations):
+        branches = [sample for sample in samples if sample.index == i]
+        assert len(branches) == len(generation.conversations)
+        training = [sample.weight for sample in branches if sample.num_trained_tokens]
+        assert sum(training) == pytest.approx(float(bool(training)), abs=1e-12)
+        assert len({sample.advantage for sample in branches}) == 1
+
+
+def states(parts: Sequence[Any], *, is_closed: bool) -> list[Any]:
+    return [replace(part, handle=None) for part in parts] if is_closed else list(parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS,
+    stops=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    lag=st.integers(1, 4),
+    is_closed=st.booleans(),
+)
+def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
+    seed: int, stops: list[int], lag: int, is_closed: bool
+):
+    """In its process no agent starts again; elsewhere it starts again, and gets its answers."""
+    requests = [request(str(i), seed=seed + i, budget=150) for i in range(4)]
+    whole = agents(random_agent, lag_polls=lag).play(requests)
+    played = agents(random_agent, lag_polls=lag)
+    ended: dict[str, Generation] = {}
+    played.engine.submit(requests)
+    for version, polls in enumerate(stops, start=1):
+        for _ in range(polls):
+            ended |= {generation.request_id: generation for generation in played.engine.poll()}
+        running = [asked for asked in requests if asked.id not in ended]
+        parts = played.engine.suspend([asked.id for asked in running])
+        assert all(isinstance(part, Unfinished) for part in parts)
+        played.engine.load_weights(None, version)  # type: ignore[arg-type]
+        played.engine.resume(running, states(parts, is_closed=is_closed))
+    played.finish(len(requests), ended)
+    for label, episode in whole.items():
+        assert without_versions(ended[label]) == without_versions(episode)
+        check_tokens(ended[label], label, played)
+    if not is_closed:
+        assert len(played.pool.opened) == len(requests)
+
+
+def without_versions(episode: Generation) -> Generation:
+    branches = tuple(map(without_versions, episode.branches))
+    return replace(episode, version=0, versions=None, branches=branches)
+
+
+def test_an_agent_that_does_something_else_when_it_starts_again_is_an_error():
+    starts: list[int] = []
+
+    def moody(problem: Problem, seed: int, *, waits: bool = False) -> Program:
+        starts.append(len(starts))
+        word = f"try {len(starts)}" if len(starts) > 1 else "first"
+        if len(starts) > 1 and waits:
+            return 1.0
+        yield from ask(chat(user(word)))
+        yield from ask(chat(user("second")))
+        return 1.0
+
+    for make in (moody, partial(moody, waits=True)):
+        starts.clear()
+        played = agents(make)
+        played.engine.submit([request()])
+        while not played.engine.suspend([]) and len(played.inner.sampled) < 2:
+            played.engine.poll()
+        parts = played.engine.suspend(["a"])
+        played.engine.resume([request()], states(parts, is_closed=True))
+        (episode,) = played.finish(1, {}).values()
+        assert episode.episode is not None
+        assert "the agent is not deterministic" in (episode.episode.error or "")
