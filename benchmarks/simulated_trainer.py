@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dapo.core.loopback import use_loopback_interface
 
 from benchmarks.memory import peak_rss_bytes, rss_bytes
 from benchmarks.simulation_fakes import Clock
 from benchmarks.worker_session import ROOT
 from dapo.config import Config
-from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WorkerSpec

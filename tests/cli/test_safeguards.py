@@ -73,6 +73,8 @@ NO_DIFFERENCE = {
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
     # beyond them there is no verdict: a safeguard
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),
+    # how an agent is reached: it is sampled as the run samples
+    *("environment.command", "environment.foreign_sampling", "environment.listen"),
     # what is written and measured
     *("train.save_every", "train.keep_checkpoints", "train.eval_every", "eval.max_response_tokens"),
     *("log.sinks", "log.rollouts", "profile.steps", "audit.share"),

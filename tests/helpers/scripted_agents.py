@@ -6,9 +6,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
-
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import DataConfig
@@ -59,13 +58,12 @@ class _ThreadAgent:
 class ThreadPool:
     """Starts agents in threads, in the place of `AgentPool`."""
 
-    def __init__(self, play: Play, *, overrides: bool = False) -> None:
+    def __init__(self, play: Play) -> None:
         self.server = AgentServer()
         self.play = play
-        self.overrides = overrides
 
     def open(self, problem: Problem, seed: int, request: GenerationRequest) -> _ThreadAgent:
-        session = Session("policy", request.temperature, request.top_p, overrides=self.overrides)
+        session = Session("policy", request.temperature, request.top_p, overrides=False)
         self.server.open(session)
         return _ThreadAgent(self.server, session, self.play, problem)
 
@@ -90,49 +88,37 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def play_episode(
-    play: Play,
-    texts: Sequence[str],
-    *,
-    made: PreTrainedTokenizerFast = TOKENIZER,
-    problem: Problem = PROBLEM,
-    overrides: bool = False,
-    max_turns: int = 20,
-    raises: bool = True,
-) -> Generation:
+@cache
+def _renderer() -> AgentRenderer:
+    return AgentRenderer(TOKENIZER, DataConfig(train="builtin:sums"), "exact")
+
+
+def play_episode(play: Play, texts: Sequence[str]) -> Generation:
     """Return the episode of an agent whose answers are these texts, in their order.
 
-    What the agent raises is an AssertionError here, unless `raises` is False.
+    What the agent raises is an AssertionError here.
     """
-    end = made.convert_tokens_to_ids("<|im_end|>")
 
     def script(request: GenerationRequest) -> tuple[Sequence[int], Finish]:
         text = texts[int(request.id.rpartition("/")[2])]
-        return [*made(text, add_special_tokens=False)["input_ids"], end], "stop"
+        return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], END], "stop"
 
-    config = EnvironmentConfig(name="agent:x:y", max_turns=max_turns, timeout_s=60.0)
-    renderer = AgentRenderer(made, DataConfig(train="builtin:sums"), "exact")
-    pool = ThreadPool(play, overrides=overrides)
-    inner = ScriptedEngine(script, delay=lambda request: 1)
+    config = EnvironmentConfig(name="agent:x:y", max_turns=20, timeout_s=60.0)
+    pool = ThreadPool(play)
+    inner = CheckedEngine(
+        ScriptedEngine(script, delay=lambda request: 1), vocabulary=len(TOKENIZER)
+    )
     engine = AgentEngine(
-        ContinuingEngine(CheckedEngine(inner, vocabulary=len(made))),
+        ContinuingEngine(inner),
         pool,  # type: ignore[arg-type]
-        renderer,
+        _renderer(),
         config,
         seed_of=lambda request: 0,
         max_context=100_000,
     )
     engine.load_weights(None, 0)  # type: ignore[arg-type]
-    request = GenerationRequest(
-        id="1",
-        prompt_ids=renderer.plain.prompts.encode(problem),
-        max_new_tokens=50_000,
-        temperature=1.0,
-        top_p=1.0,
-        seed=1,
-        stop_ids=(end,),
-        problem=problem,
-    )
+    prompt_ids = _renderer().plain.prompts.encode(PROBLEM)
+    request = GenerationRequest("1", prompt_ids, 50_000, 1.0, 1.0, 1, (END,), problem=PROBLEM)
     try:
         engine.submit([request])
         generations: list[Generation] = []
@@ -143,5 +129,5 @@ def play_episode(
         pool.close()
     episode = generations[0].episode
     assert episode is not None
-    assert not raises or episode.error is None, episode.error
+    assert episode.error is None, episode.error
     return generations[0]

@@ -225,6 +225,7 @@ def test_what_both_verifiers_print_is_in_one_file_and_named_once(tmp_path: Path)
         directory=RunDirectory(tmp_path),
         verifier_output=own,
         environment=None,
+        config=tiny(),
         audit=Audit(InlineJudge("exact"), share=1.0, seed=0, output=audits),
         tracker=SimpleNamespace(message=messages.append),
     )

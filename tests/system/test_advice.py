@@ -272,9 +272,9 @@ def test_what_runs_print_is_typed_again_where_it_stands(
 ):
     typed = [words for text in ended.values() for words in printed_commands(text)]
     names = [" ".join(words[:2]) if words[0] == "data" else words[0] for words in typed]
-    assert {"eval", "export", "resume", "test"} <= set(names), typed
+    assert {"chat", "export", "resume", "test", "view"} <= set(names), typed
     for words in typed:
-        if words[0] == "view":
+        if words[0] in ("view", "chat"):
             assert fault_of(words) is None
             continue
         if "OPTION=VALUE" in words:

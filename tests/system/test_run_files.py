@@ -150,6 +150,15 @@ DAMAGE = {
         "a file in the place of a link"
     ),
     "helpers/run_files.py:edit_options": "options that a user edits",
+    "start/test_model_card.py:with_options": "options that a user edits",
+    "start/test_model_card.py:"
+    "test_a_graded_run_has_a_mean_score_and_a_run_without_evaluation_says_so": (
+        "the evaluations of a run whose reward is graded"
+    ),
+    "start/test_model_card.py:"
+    "test_changed_options_and_the_parent_of_a_fork_are_told_up_to_the_exported_step": (
+        "the manifest of a fork of a run that is gone"
+    ),
     "system/test_template_date.py:"
     "test_a_reward_models_template_has_the_date_of_the_run_too_also_after_a_resume": (
         "a run that started on another day"

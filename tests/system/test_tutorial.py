@@ -36,6 +36,8 @@ TINY = {
 TYPED = {MODEL: "tiny-random", "train.num_steps=24": "train.num_steps=3"}
 
 
+SERVERS = ("view", "serve")
+"""Commands that end with Ctrl-C, which other tests start."""
 MESSAGE = "What is 7 times 8?\n"
 
 
@@ -67,7 +69,7 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
     for words in commands():
         if words[0] == "python":
             exec(Path(words[1]).read_text(), {"__name__": "__main__"})
-        elif words[1] != "view":  # a server, which tests/analysis starts
+        elif words[1] not in SERVERS:
             assert words[0] == "dapo"
             monkeypatch.setattr("sys.stdin", io.StringIO(MESSAGE))  # of a pipe, which chat reads
             code, out, err = run_command(capsys, *words[1:])
@@ -91,6 +93,6 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
 def test_its_first_commands_and_files_are_those_of_the_text():
     assert [words[1] for words in commands() if words[0] == "dapo"] == [
         "data", "test", "check", "train", "doctor", "view", "explain", "eval", "chat",
-        "generate", "generate", "resume", "status", "export",
+        "generate", "generate", "serve", "resume", "status", "export",
     ]  # fmt: skip
     assert MODEL in PAGE

@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text, TextType
 
 from dapo.core.terminal import printable
 
+if TYPE_CHECKING:
+    from dapo.runs.console import SafeConsole
+
 TITLE: Mapping[str, Any] = {"title_style": "bold", "title_justify": "left"}
 
 
-def say(console: Console, text: str, *, label: str = "", indent: int = 0, style: str = "") -> None:
+def say(
+    console: "SafeConsole", text: str, *, label: str = "", indent: int = 0, style: str = ""
+) -> None:
     """Print a text whose lines break between words at the width of the terminal.
 
     A path or a command that is longer than a line stays whole, to be copied.

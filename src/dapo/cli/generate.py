@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dapo.cli.answer_text import GrowingText, describe_model, describe_sampling
-from dapo.core.terminal import print_text, to_json
+from dapo.core.terminal import print_json, print_text
 from dapo.data.sources.rows import prompt_text
 from dapo.evaluation.evaluate import Response
 from dapo.runs.console import SafeConsole
@@ -84,7 +84,7 @@ def _print_json(
                 "model": choice.name,
                 "step": choice.step,
             }
-            print(to_json(row), flush=True)
+            print_json(row, on_one_line=True)
     return num_cut
 
 

@@ -40,12 +40,12 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return printable_json(text)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
-    """Print a JSON object to the standard output, indented on a terminal, else on one line.
+def print_json(value: Mapping[str, Any], *, on_one_line: bool = False) -> None:
+    """Print a JSON object to the standard output, on one line, or indented on a terminal.
 
     Non-finite numbers become null; characters that the stream's encoding lacks become escapes.
     """
-    indent = 2 if sys.stdout.isatty() else None
+    indent = 2 if sys.stdout.isatty() and not on_one_line else None
     text = to_json(value, indent=indent)
     encoding = sys.stdout.encoding or "utf-8"
     if text.encode(encoding, "replace").decode(encoding) != text:

@@ -74,7 +74,7 @@ HOSTILE: list[tuple[Any, int]] = [
     (message(content=5), 400),
     (message(content=[{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]), 400),
     (message(content={"text": "x"}), 400),
-    (message(role="<|im_end|>"), 200),  # chatml shows any role, as text
+    (message(role="<|im_end|>"), 400),
     (message(content="x" * 10_000_000), 400),
     (message(content="\ud800\udc00 \udfff"), 200),
     (message(content="a\0\x1b[2J\r\x7f"), 200),
@@ -111,8 +111,8 @@ HOSTILE: list[tuple[Any, int]] = [
     ({**GOOD, "tools": [5]}, 400),
     ({**GOOD, "tools": [LIST] * 100_000}, 400),
     ({**GOOD, "tools": {"a": 1}}, 400),
-    ({**GOOD, "model": ["a"] * 1000, "user": {"x": 1}, "metadata": None, "other": [[]]}, 200),
-    ({**GOOD, "stream": "yes", "stream_options": {"include_usage": True}}, 200),
+    ({**GOOD, "model": ["a"] * 1000, "user": {"x": 1}, "metadata": None, "other": [[]]}, 400),
+    ({**GOOD, "stream": "yes", "stream_options": {"include_usage": True}}, 400),
     (b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"x" * 17 * 2**20), 413),
 ]
 

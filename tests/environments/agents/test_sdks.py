@@ -248,7 +248,8 @@ def test_a_retry_behind_a_dropped_connection_trains_once():
     assert generation.episode is not None
     counts = generation.episode.counts
     assert (counts["calls"], counts["branches"], counts["retries"]) == (2, 0, 2)
-    assert len(set(dropped)) == 2  # only the time of the answer may differ
+    first, second = [{**json.loads(body), "created": 0} for body in dropped]
+    assert first == second
     assert sampled_texts(generation) == ["first<|im_end|>", "second<|im_end|>"]
 
 
@@ -392,7 +393,7 @@ def openai_agents(*, responses: bool, streams: bool) -> Play:
     },
 )
 def test_a_loop_of_openai_agents_is_one_conversation(play: Play):
-    pytest.importorskip("agents")
+    pytest.importorskip("agents.models")  # the folder of these tests is found as agents, too
     assert_one_conversation(play, (*SCRIPT, "6"))
 
 

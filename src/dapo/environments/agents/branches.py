@@ -1,14 +1,14 @@
 """Why a call of an agent begins a branch: the first message that differs, in words."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 from dapo.core.text import shorten
 from dapo.environments.agents.messages import AgentRequest, same_text
 from dapo.types import Message
 
-if TYPE_CHECKING:
-    from dapo.environments.agents.calls import Call
+Call: TypeAlias = Any
+"""A call of `calls.py`, which imports this file."""
 
 _SHOWN_CHARS = 60
 """The most characters of each of two texts that differ."""
@@ -20,7 +20,7 @@ REWRITTEN = "the history was rewritten"
 
 
 def branch_reason(
-    calls: "Sequence[Call]", request: AgentRequest, parent: "Call | None", exchange: int
+    calls: Sequence[Call], request: AgentRequest, parent: Call | None, exchange: int
 ) -> str:
     """Return why a request begins a branch; an empty text if it is the next turn of its parent.
 
@@ -47,7 +47,7 @@ def branch_reason(
     return _difference(nearest, request)
 
 
-def _num_same(call: "Call", request: AgentRequest) -> int:
+def _num_same(call: Call, request: AgentRequest) -> int:
     """Return the number of first messages that a call's chat and a request have in common."""
     number = 0
     for message, other in zip(_chat(call), request.messages, strict=False):
@@ -57,7 +57,7 @@ def _num_same(call: "Call", request: AgentRequest) -> int:
     return number
 
 
-def _difference(call: "Call", request: AgentRequest) -> str:
+def _difference(call: Call, request: AgentRequest) -> str:
     """Return what makes a request no continuation of a call."""
     name = f"call {call.number + 1}"
     chat = _chat(call)
@@ -80,7 +80,7 @@ def _difference(call: "Call", request: AgentRequest) -> str:
     return f"{REWRITTEN}: {place} is {_shown(now, before)} of {name}"
 
 
-def _chat(call: "Call") -> list[Message]:
+def _chat(call: Call) -> list[Message]:
     """Return the messages of a call, with its answer."""
     messages: list[Message] = []
     for earlier in call.path:

@@ -27,7 +27,7 @@ def rewritten_history(history: MetricHistory, config: Config) -> Symptom | None:
         " history, and begin a branch, which is read from its start",
         history.means("rollout/rewritten_histories", "rollout/branches_mean", "rollout/turns_mean"),
         advice=(
-            "send earlier messages as they were: `dapo doctor` shows the first one that differs. An"
+            "send earlier messages as they were; the finding shows the first one that differs. An"
             " agent that compacts its history on purpose trains exactly, too"
         ),
     )
