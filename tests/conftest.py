@@ -5,8 +5,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from helpers import zygote
 
 # fixtures of finished runs, which import torch when a test asks for them
 from helpers.finished_runs import (  # noqa: F401
@@ -117,6 +120,19 @@ def forked_workers(_worker_forks: WorkerForks) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def worker_forks(_worker_forks: WorkerForks) -> WorkerForks:
+    """Commands in processes of their own, which are forks."""
+    return _worker_forks
+
+
+@pytest.fixture
+def forked_checks(_worker_forks: WorkerForks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the command of `dapo.check`."""
+    names = SimpleNamespace(run=_worker_forks.check)
+    monkeypatch.setattr("dapo.api.checks.subprocess", names)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forked_workers_of_runs(request: pytest.FixtureRequest) -> None:
     """Fork the workers in folders whose subject is what a run does, not its processes."""
@@ -133,9 +149,10 @@ def _undrawn_curves() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _close_shared_workers() -> Iterator[None]:
-    """Close the engine processes that tests share after the last test."""
+    """End the processes that tests share after the last test."""
     yield
     SHARED_WORKERS.close()
+    zygote.release()
 
 
 @pytest.fixture(autouse=True)

@@ -320,12 +320,12 @@ TABLES: dict[str, tuple[Damage, str]] = {
         "has no column response",
     ),
     "other columns": (rewritten(lambda table: pa.table({"x": [1]})), "has no column"),
-    "unpacks to 3 GB": (
-        bomb(rows=300, chars=10_000_000, dictionary=False),
+    "unpacks to 1 GB": (
+        bomb(rows=100, chars=10_000_000, dictionary=False),
         "it unpacks to more than 268,435,456 bytes",
     ),
-    "a dictionary of 3 GB": (
-        bomb(rows=300, chars=10_000_000, dictionary=True),
+    "a dictionary of 1 GB": (
+        bomb(rows=100, chars=10_000_000, dictionary=True),
         "it unpacks to more than 268,435,456 bytes",
     ),
 }
@@ -385,8 +385,8 @@ SAMPLE = (
     "table: a log-probability is missing",
     "table: an episode of other values",
     "table: an unknown outcome",
-    "table: unpacks to 3 GB",
-    "table: a dictionary of 3 GB",
+    "table: unpacks to 1 GB",
+    "table: a dictionary of 1 GB",
     "evaluation: without end",
     "evaluation: a pipe",
     "evaluation: a row is a number",

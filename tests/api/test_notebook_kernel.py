@@ -56,6 +56,7 @@ VIEWS = {
 README = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
 )[0]
+README_ENDED = "run.state.step, len(run.evaluations)  # of README's block"
 SMALLER = {
     "smollm2-135m-instruct": "tiny-random",
     "range(1, 13)": "range(1, 6)",
@@ -177,7 +178,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     ended = [LOOP, "(run.path.name, run.status)", FAILS, "(run.path.name, run.status)  # failed"]
     views = [GAME, *VIEWS]
     cells = [SETUP, TRAINS, "run", CHATS, COMPARES, *views, session, *WRONG, mine, *ended]
-    cells += [*readme_cells(), defect]
+    cells += [*readme_cells(), README_ENDED, defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     folder = tmp_path_factory.mktemp("kernel")
     options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
@@ -251,11 +252,20 @@ def test_a_result_shows_itself(outputs: dict[str, list[Any]], call: str):
     assert [each for each in outputs[call] if each.get("name") == "stderr"] == []
 
 
-def test_the_block_of_the_readme_shows_a_figure_and_a_table(outputs: dict[str, list[Any]]):
-    shown = [output for cell in readme_cells() for output in outputs[cell]]
-    kinds = {kind for output in shown for kind in output.get("data", {})}
-    assert kinds >= {"image/png", "text/html"}
+def test_the_block_of_the_readme_shows_a_figure_a_table_and_an_answer(
+    outputs: dict[str, list[Any]],
+):
+    cells = readme_cells()
+    comments = re.findall(r"  # (a figure|a table|an answer)", README)
+    assert comments == ["a figure", "a table", "an answer"]
+    shown = [output for cell in cells for output in outputs[cell]]
     assert [each.ename for each in shown if each.output_type == "error"] == []
+    kinds = {kind for output in outputs[cells[0]] for kind in output.get("data", {})}
+    assert kinds >= {"image/png", "text/html"}
+    (answer,) = outputs[cells[-1]]
+    assert ast.literal_eval(answer.data["text/plain"])
+    (ended,) = outputs[README_ENDED]
+    assert ended.data["text/plain"] == "(1, 2)"
 
 
 def test_an_evaluation_is_one_line_that_is_updated(outputs: dict[str, list[Any]]):

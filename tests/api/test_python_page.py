@@ -1,14 +1,11 @@
 """The page about Python and the examples in docstrings run as they stand, only smaller."""
 
-import ast
 import doctest
 import re
 from pathlib import Path
 from types import ModuleType
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import dapo
 import dapo.api.chat
@@ -37,6 +34,7 @@ SMALLER = {
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
 
 
+@pytest.mark.usefixtures("forked_checks")
 def test_the_blocks_of_the_page_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -54,45 +52,6 @@ def test_the_blocks_of_the_page_run_one_after_the_other(
     assert (tmp_path / "my-model/config.json").is_file()
     assert len(names["best"]) == 2  # before and after the only step
     assert len(list(tmp_path.glob("runs/*/tensorboard"))) == 1
-
-
-SMALLER_START = {
-    "smollm2-135m-instruct": "tiny-random",
-    "range(1, 13)": "range(1, 6)",
-    "[:120]": "[:20]",
-    "[120:]": "[20:]",
-    "steps=18": "steps=1, threads=1, workers=1",
-    "prompts_per_step=8": "prompts_per_step=2",
-    "max_response_tokens=20": "max_response_tokens=12",
-}
-
-
-def test_the_lines_of_the_readme_show_a_figure_a_table_and_an_answer_in_a_notebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    text = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-    )[0]
-    for large, small in SMALLER_START.items():
-        assert large in text
-        text = text.replace(large, small)
-    *lines, figure, table, answer = text.splitlines()
-    comments = [line.partition("# ")[2].partition(":")[0] for line in (figure, table, answer)]
-    assert comments == ["a figure", "a table", "an answer"]
-    # training has a cell of its own, whose display shows figures too
-    sources = ["\n".join(lines), figure, table, answer, "run.state.step, len(run.evaluations)"]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": tmp_path}}).execute()
-    shown = [
-        {kind: value for output in cell.outputs for kind, value in output.get("data", {}).items()}
-        for cell in notebook.cells[1:]
-    ]
-    assert "image/png" in shown[0]
-    assert "text/html" in shown[1]
-    assert ast.literal_eval(shown[2]["text/plain"])
-    assert shown[3]["text/plain"] == "(1, 2)"
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +74,7 @@ def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     )
 
 
+@pytest.mark.usefixtures("forked_checks")
 @pytest.mark.parametrize(
     "module",
     [

@@ -1,16 +1,15 @@
 """Runs the `dapo` command, or a program of the tests, many times without starting Python many
 times, and kills it.
 
-A process that has imported everything, and started no thread, forks for each command. One JSON
-object a line comes in, one goes out when the command has ended: its wait status and the calls that
-were counted.
+A process that has imported everything, and started no thread (`helpers.zygote`), forks for each
+command. One JSON object comes in, one goes out when the command has ended: its wait status and the
+calls that were counted.
 
 Moments are counted in calls: of Python functions and C functions made in the files of one area of
 the package, in any thread. So a moment is the same one on every machine, up to what the threads of
 verifiers and checkpoints do meanwhile.
 """
 
-import gc
 import importlib
 import json
 import os
@@ -18,7 +17,6 @@ import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,22 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from helpers.paths import ROOT, TESTS
+from helpers import zygote
 
-PYTHONPATH = os.pathsep.join([str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-IMPORTED_ONCE = (
-    "dapo.start.build",
-    "dapo.start.evaluate",
-    "dapo.cli.main",
-    "dapo.cli.train",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "transformers.models.llama.modeling_llama",
-)
-"""What the commands import one after the other, by which a run of a few steps would take twice as
-long.
-"""
+MESSAGE_BYTES = 2**17
 
 AREAS = {
     "start": (
@@ -98,16 +83,7 @@ class ForkServer:
     """The other end: start it, ask it, close it."""
 
     def __init__(self) -> None:
-        theirs, ours = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "helpers.fork_server"],
-                stdin=theirs,
-                stdout=theirs,
-                env=os.environ | {"PYTHONPATH": PYTHONPATH},
-            )
-        self._connection = ours
-        self._lines = ours.makefile("rw", buffering=1)
+        self._connection = zygote.fork_server("commands", os.environ)
 
     def run(self, *arguments: str, output: Path, **moment: Any) -> tuple[int, dict[str, int]]:
         """`dapo ARGUMENTS` to its end: the exit code (minus the signal that ended it), and calls by
@@ -121,32 +97,28 @@ class ForkServer:
         directory. `errors`: a file for the standard error alone.
         """
         request = {"arguments": arguments, "output": str(output), **moment}
-        self._lines.write(json.dumps(request) + "\n")
-        self._lines.flush()
-        answer = json.loads(self._lines.readline())
+        self._connection.send(json.dumps(request).encode())
+        answer = json.loads(self._connection.recv(MESSAGE_BYTES))
         return os.waitstatus_to_exitcode(answer["status"]), answer["calls"]
 
     def close(self) -> None:
-        self._lines.close()
         self._connection.close()
-        self._process.wait()
 
 
-def serve() -> None:
-    for module in IMPORTED_ONCE:
-        importlib.import_module(module)
-    gc.freeze()  # the collector of a child would write to every object, and so copy its page
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    for line in sys.stdin:
-        answers.write(json.dumps(fork_and_watch(json.loads(line))) + "\n")
+def serve(connection: socket.socket) -> None:
+    """Answer the requests of a connection until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    while request := connection.recv(MESSAGE_BYTES):
+        connection.send(json.dumps(fork_and_watch(json.loads(request), connection)).encode())
 
 
-def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
+def fork_and_watch(request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
     assert threading.active_count() == 1
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
+        connection.close()
         be_the_command(request, writer)
     os.close(writer)
     calls: dict[str, int] = {}
@@ -250,8 +222,3 @@ def watch_calls(counts: Counter[str], request: dict[str, Any], writer: int) -> N
 
     threading.setprofile(hook)
     sys.setprofile(hook)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    serve()

@@ -21,36 +21,21 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
-import dapo
-from helpers.paths import ROOT, TESTS
+from helpers import zygote
 
 USER_CODE = ("dapo.rewards.worker", "dapo.environments.worker")
 """Modules of workers that import no torch: their memory is limited."""
-IMPORTED_ONCE = {
-    "light": (*USER_CODE, "dapo.libs.strict_math", "dapo.config"),
-    "heavy": (
-        "dapo.distributed.worker_main",
-        "dapo.distributed.engine_specs",
-        "dapo.distributed.trainer_worker",
-        "dapo.engines.native.engine",
-        "transformers.models.llama.modeling_llama",
-        "transformers.models.starcoder2.modeling_starcoder2",
-    ),
-}
-PYTHONPATH = (str(Path(dapo.__file__).parents[1]), str(TESTS), str(ROOT))
-# what a pool sets before Python starts
-VARIABLES = {
-    "PYTHONPATH": os.pathsep.join(PYTHONPATH),
-    "PYTHONHASHSEED": "0",
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-}
+IMPORTED_ONCE = (*USER_CODE, "dapo.libs.strict_math", "dapo.config")
+"""By the process that forks workers of this kind; the others are forks of `helpers.zygote`."""
+PYTHONPATH = zygote.ENVIRONMENT["PYTHONPATH"].split(os.pathsep)
 REQUEST_BYTES = 2**17
 """The longest request: an environment, mostly."""
-MAX_FILES = 5
+MAX_FILES = 6
 NUMBER = struct.Struct("q")
 STARTED: list[int] = []
 """The process ids of all workers of a launcher `local` that were forked for this process."""
@@ -99,11 +84,15 @@ class ForkServer:
     """A process that forks workers; it ends with this one."""
 
     def __init__(self, kind: str) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if kind == "heavy":
+            self._connection = zygote.fork_server("workers")
+            return
         theirs, self._connection = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "helpers.forked_workers", kind, str(theirs.fileno())],
-                env=os.environ | VARIABLES,
+                [sys.executable, "-P", "-m", "helpers.forked_workers", str(theirs.fileno())],
+                env=zygote.ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -117,7 +106,8 @@ class ForkServer:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 class WorkerForks:
@@ -143,15 +133,47 @@ class WorkerForks:
             "folder": str(Path.cwd()),
         }
         output = options["stdout"]
-        files = [*descriptors, output if isinstance(output, int) else output.fileno()]
+        number = output if isinstance(output, int) else output.fileno()
         kind = "light" if module in USER_CODE else "heavy"
-        with self._lock:  # the threads of a pool
-            if kind not in self._servers:
-                self._servers[kind] = ForkServer(kind)
-            process = self._servers[kind].fork(request, files)
+        process = self._fork(kind, request, [*descriptors, number, number])
         if kind == "heavy":
             STARTED.append(process.pid)
         return process
+
+    def command(
+        self, *arguments: str, output: IO[Any], errors: IO[Any] | None = None
+    ) -> ForkedProcess:
+        """Start `dapo ARGUMENTS` in the current folder, as a process of its own session.
+
+        `errors` is a file for the standard error alone.
+        """
+        request = {
+            "module": "dapo.__main__",
+            "numbers": arguments,
+            "environment": dict(os.environ),
+            "folder": str(Path.cwd()),
+        }
+        return self._fork("heavy", request, [output.fileno(), (errors or output).fileno()])
+
+    def check(self, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        """Stand in for `subprocess.run` in `dapo.api.checks`."""
+        assert command[:3] == [sys.executable, "-m", "dapo"]
+        request = {
+            "module": "dapo.__main__",
+            "numbers": command[3:],
+            "environment": options["env"],
+            "folder": str(Path.cwd()),
+        }
+        with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+            code = self._fork("heavy", request, [output.fileno(), errors.fileno()]).wait()
+            texts = [os.pread(file.fileno(), 2**24, 0).decode() for file in (output, errors)]
+        return subprocess.CompletedProcess(command, code, *texts)
+
+    def _fork(self, kind: str, request: Mapping[str, Any], files: Sequence[int]) -> ForkedProcess:
+        with self._lock:  # the threads of a pool
+            if kind not in self._servers:
+                self._servers[kind] = ForkServer(kind)
+            return self._servers[kind].fork(request, files)
 
     @contextmanager
     def stand_in(self) -> Iterator[None]:
@@ -165,10 +187,8 @@ class WorkerForks:
             server.close()
 
 
-def serve(kind: str, connection: socket.socket) -> None:
-    for module in IMPORTED_ONCE[kind]:
-        importlib.import_module(module)
-    gc.freeze()  # the collector of a child would write to every object, and so copy its page
+def serve(connection: socket.socket) -> None:
+    """Fork the workers that a connection asks for until its other end is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch
     while True:
         request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, MAX_FILES)
@@ -178,21 +198,21 @@ def serve(kind: str, connection: socket.socket) -> None:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             connection.close()
-            *descriptors, output, news = files
-            start_and_watch(json.loads(request), descriptors, output, news)
+            *descriptors, output, errors, news = files
+            start_and_watch(json.loads(request), descriptors, [output, errors], news)
         for file in files:
             os.close(file)
 
 
 def start_and_watch(
-    request: Mapping[str, Any], descriptors: Sequence[int], output: int, news: int
+    request: Mapping[str, Any], descriptors: Sequence[int], outputs: Sequence[int], news: int
 ) -> None:
     """Fork the worker, write its id, and at its end its wait status; does not return."""
     worker = os.fork()
     if worker == 0:
         os.close(news)
-        be_the_worker(request, descriptors, output)
-    for file in (*descriptors, output):
+        be_the_worker(request, descriptors, outputs)
+    for file in (*descriptors, *outputs):
         os.close(file)
     os.write(news, NUMBER.pack(worker))
     _, status = os.waitpid(worker, 0)
@@ -204,12 +224,14 @@ def start_and_watch(
         os._exit(0)
 
 
-def be_the_worker(request: Mapping[str, Any], descriptors: Sequence[int], output: int) -> None:
+def be_the_worker(
+    request: Mapping[str, Any], descriptors: Sequence[int], outputs: Sequence[int]
+) -> None:
     """In the worker; does not return."""
     os.setsid()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for number, file in zip((1, 2), outputs, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -219,7 +241,7 @@ def be_the_worker(request: Mapping[str, Any], descriptors: Sequence[int], output
     sys.argv = [request["module"], *map(str, descriptors), *request["numbers"]]
     code = 1
     try:
-        del sys.modules[request["module"]]  # it runs anew, under its name as a program
+        sys.modules.pop(request["module"], None)  # it runs anew, under its name as a program
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
@@ -237,4 +259,7 @@ def be_the_worker(request: Mapping[str, Any], descriptors: Sequence[int], output
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
+    gc.freeze()  # the collector of a child would write to every object, and so copy its page
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -125,17 +125,16 @@ def logits(path, prefix):
 @pytest.mark.parametrize("model_path", ["chat template"], indirect=True)
 def test_its_template_reads_the_time_of_the_run_and_its_own_variables(dated_model):
     problem = Problem("1", "count", "")
-    for day in (5, 6):
-        for strict in (True, False):
-            options = {"model": dated_model}
-            if strict:
-                options["chat_template_kwargs"] = {"strict": True}
-            reward = RewardConfig(verifier="reward_model", options=options, workers=1)
-            with VerifierPool(reward, template_time=datetime(2031, 1, day, 23, 59)) as pool:
-                verdicts = pool.submit(problem, RESPONSES, [()] * 4).result(60)
-            word = "one" if day == 5 else "two"
-            wanted = logits(dated_model, f"{word} {'three' if strict else ''}")
-            assert [v.score for v in verdicts] == pytest.approx(wanted, abs=1e-5)
+    for day, strict in ((5, True), (6, False)):
+        options = {"model": dated_model}
+        if strict:
+            options["chat_template_kwargs"] = {"strict": True}
+        reward = RewardConfig(verifier="reward_model", options=options, workers=1)
+        with VerifierPool(reward, template_time=datetime(2031, 1, day, 23, 59)) as pool:
+            verdicts = pool.submit(problem, RESPONSES, [()] * 4).result(60)
+        word = "one" if day == 5 else "two"
+        wanted = logits(dated_model, f"{word} {'three' if strict else ''}")
+        assert [v.score for v in verdicts] == pytest.approx(wanted, abs=1e-5)
     assert logits(dated_model, "one") != pytest.approx(logits(dated_model, "two"), abs=1e-4)
 
 

@@ -3,9 +3,8 @@ which step.
 """
 
 import math
+import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from dapo.start import run as execute
 from dapo.start.fork import create_fork, plan_fork
 from helpers.commands import own_errors
 from helpers.commands import run as run_command
+from helpers.forked_workers import WorkerForks
 from helpers.tiny_runs import metrics, tiny
 
 SAVES = ("train.num_steps=1", "train.save_every=1", "train.keep_checkpoints=9")
@@ -217,28 +217,20 @@ def test_the_damage_of_the_newest_checkpoint_is_named_before_the_one_without_mom
     assert "A run with train.keep_checkpoints=2 can be continued" in str(found.value)
 
 
-def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(tmp_path: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "dapo",
-        "train",
-        "tiny",
-        "train.num_steps=500",
-        "--run-dir",
-        str(tmp_path / "run"),
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        while "2/500" not in process.stdout.readline():
+def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(
+    worker_forks: WorkerForks, tmp_path: Path
+):
+    reader, writer = os.pipe()
+    command = ("train", "tiny", "train.num_steps=500", "--run-dir", str(tmp_path / "run"))
+    with (tmp_path / "errors").open("w") as errors, open(writer, "w") as output:
+        process = worker_forks.command(*command, output=output, errors=errors)
+    with open(reader) as lines:
+        while "2/500" not in lines.readline():
             assert process.poll() is None
-        process.stdout.close()
-        message = own_errors(process.stderr.read()).strip()
+    code = process.wait(60)
+    message = own_errors((tmp_path / "errors").read_text()).strip()
     expected = "the output was closed, so training ends here; dapo resume RUN continues it"
-    assert (process.returncode, message) == (1, f"error: {expected}")
+    assert (code, message) == (1, f"error: {expected}")
     assert RunDirectory(tmp_path / "run").exit_reason() == f"DapoError: {expected}"
     checkpoint = RunDirectory(tmp_path / "run").checkpoints.latest(warn=pytest.fail)
     assert checkpoint is not None

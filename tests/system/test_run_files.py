@@ -113,6 +113,7 @@ def test_only_evaluation_decides_what_may_be_paired():
     copies = [
         name
         for name, text in sources(outside="evaluation").items()
+        if all(setting in text for setting in settings)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Tuple | ast.List | ast.Set)
         and settings <= {each.value for each in node.elts if isinstance(each, ast.Constant)}

@@ -893,17 +893,28 @@ def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     assert audited(*[1.0, -1.0] * 100) == []  # two verifiers that disagree, and neither pays more
 
 
+@for_each_row(["shares", "problems"], itertools.product([(0.1, 0), (0.5, 0.4)], [1, 64]))
+def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_they_disagree(
+    shares: tuple[float, float], problems: int
+):
+    assert_few_errors(*shares, problems)
+
+
+@pytest.mark.nightly
 @for_each_row(
     ["shares", "problems"],
     itertools.product([(0.1, 0), (0.2, 0.1), (0.3, 0.2), (0.5, 0.4)], [1, 8, 64]),
 )
-def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_they_disagree(
+def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_at_all_of_these_shares(
     shares: tuple[float, float], problems: int
 ):
+    assert_few_errors(*shares, problems)
+
+
+def assert_few_errors(more: float, less: float, problems: int) -> None:
     """At a mean of 0.1, the largest that is allowed, at most 1 run in 20, of 200 steps, has an
     error at any of them.
     """
-    more, less = shares
     draw = np.random.default_rng(7)
     gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(100, 200, problems))
     assert sum(has_alarm(run) for run in gaps) <= 5

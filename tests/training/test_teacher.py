@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
 from dapo.start.check import Checked, UserCode
 from dapo.start.run import with_exported_runs
+from helpers.forked_workers import WorkerForks
 from helpers.naive_update import whole_gradient
 from helpers.processes import wait_until
 from helpers.tiny_policies import (
@@ -381,8 +380,7 @@ def command_behind(url: str) -> list[str]:
     reference = f"loss.reference={{server: {{url: '{url}', model: big}}}}"
     by_name = dict(option.split("=", 1) for option in (*ALONE, "loss.kl_estimator=k2"))
     options = [f"{name}={value}" for name, value in by_name.items()]
-    program = [sys.executable, "-m", "dapo", "train", str(CONFIGS / "tiny.yaml")]
-    return [*program, "train.threads=1", *options, reference]
+    return ["train", str(CONFIGS / "tiny.yaml"), "train.threads=1", *options, reference]
 
 
 @pytest.fixture(scope="module")
@@ -405,6 +403,7 @@ def test_a_signal_ends_the_wait_for_a_busy_teacher_and_a_resume_continues_exactl
     retry_after: str,
     teacher: Path,
     whole_behind_a_server: Path,
+    worker_forks: WorkerForks,
     tmp_path: Path,
 ) -> None:
     busy = BusyTeacher(retry_after)
@@ -412,7 +411,7 @@ def test_a_signal_ends_the_wait_for_a_busy_teacher_and_a_resume_continues_exactl
     with served(teacher, refusal=busy.refusal) as (url, _):
         with (tmp_path / "log").open("w") as log:
             command = [*command_behind(url), "--run-dir", str(run)]
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            process = worker_forks.command(*command, output=log)
             try:
                 wait_until(
                     lambda: busy.has_refused.is_set() or process.poll() is not None,
