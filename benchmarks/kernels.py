@@ -66,13 +66,13 @@ def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tu
     x = torch.randn(rows, 1, hidden, dtype=dtype)
     weight = torch.randn(hidden, dtype=dtype)
     states = torch.randn(rows, 1, heads + 2 * key_heads, width, dtype=dtype)
-    angles = torch.randn(2, rows, 1, width, dtype=dtype)
+    cosines, sines = torch.randn(2, rows, 1, width, dtype=dtype)
     found: list[tuple[str, ...]] = [("between the products", "PyTorch, us", "compiled, us")]
     for name, run in (
         ("RMSNorm", lambda compiled: rms_norm(x, weight, 1e-5, compiled=compiled)),
         (
             "rotary embedding",
-            lambda compiled: rotate_(states, *angles, heads, key_heads, compiled=compiled),
+            lambda compiled: rotate_(states, cosines, sines, heads, key_heads, compiled=compiled),
         ),
     ):
         found.append(
@@ -84,13 +84,13 @@ def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tu
     query = states[:, 0, :heads]
     first = torch.zeros(rows, dtype=torch.int64)
     lengths = torch.full((rows,), OWN)
-    own = torch.randn(2, rows, key_heads, OWN, width, dtype=dtype)
+    own_keys, own_values = torch.randn(2, rows, key_heads, OWN, width, dtype=dtype)
     for length in PROMPTS:
         prompts = torch.randn(2, -(-rows // GROUP), key_heads, length, width, dtype=dtype)
         pointers = torch.tensor([[[prompt.data_ptr() for prompt in part] for part in prompts]])
         of_row = torch.arange(rows) // GROUP
         shared = Prompts(of_row, torch.full((len(prompts[0]),), length), pointers)
-        keys, values = torch.cat((prompts[:, of_row], own), 3)
+        keys, values = torch.cat((prompts[:, of_row], torch.stack((own_keys, own_values))), 3)
         grouped = query.reshape(rows, key_heads, -1, width)
         seconds = (
             shortest(
@@ -101,7 +101,9 @@ def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tu
                 grouped,
             ),
             shortest(
-                lambda _, s: attend(query, *own, Rows(first, first, lengths, s)), None, shared
+                lambda _, s: attend(query, own_keys, own_values, Rows(first, first, lengths, s)),
+                None,
+                shared,
             ),
         )
         name = f"attention to {length} of a prompt of {GROUP} rows and {OWN} of their own"

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dapo.core.loopback import use_loopback_interface
 
 from benchmarks.memory import peak_rss_bytes, rss_bytes
 from benchmarks.simulation_fakes import Clock
 from benchmarks.worker_session import ROOT
 from dapo.config import Config
+from dapo.core.interfaces import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WorkerSpec
@@ -85,7 +85,7 @@ class SimulatedRank(TrainerWorker):
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
         """Connect to the other ranks."""
-        use_loopback_interface()
+        use_loopback_interface("GLOO")
         store = dist.FileStore(str(rendezvous), self._size)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
@@ -172,7 +172,7 @@ class TimedTrainer(TrainerGroup):
 
     def rss_bytes(self) -> tuple[int, int]:
         """The resident memory of all ranks, now and at most so far, with what they map."""
-        pids = [worker.pid for worker in self._workers]
+        pids = [worker.pid for worker in self._workers if isinstance(worker, LocalWorker)]
         return sum(map(rss_bytes, pids)), peak_rss_bytes(pids) - peak_rss_bytes()
 
     def weights(self, *, version: int) -> Any:

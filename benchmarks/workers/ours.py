@@ -156,10 +156,9 @@ class Ours:
             plan = self.run.sampling.plan
             self.run.sampling.plan = replace(plan, min_response_tokens=plan.max_response_tokens)
         if forced_turns:
-            episodes = self.run.engine
-            episodes._engine = ForcedTurns(
-                episodes._engine, self.inputs.loaded.tokenizer.eos_token_id
-            )  # type: ignore[attr-defined]
+            episodes: Any = self.run.engine
+            end_id = self.inputs.loaded.tokenizer.eos_token_id
+            episodes._engine = ForcedTurns(episodes._engine, end_id)
         # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it
         # never ends
         endless = {

@@ -211,7 +211,7 @@ def make_run(job: Job) -> dict[str, Any]:
     """Train once, and return the curves of the run and its seconds."""
     from dapo.config import load_config
     from dapo.runs.directory import RunDirectory
-    from dapo.start.check import check
+    from dapo.start.check import check, read_data
     from dapo.start.run import RunCallbacks, new_run, open_run
     from dapo.training.train import train
     from evidence.base_model import model_directory
@@ -232,7 +232,7 @@ def make_run(job: Job) -> dict[str, Any]:
             redirect_stdout(nowhere),
             redirect_stderr(nowhere),
             check(config) as checked,
-            new_run(checked, path, command=["evidence.testbed"]) as ready,
+            new_run(checked, read_data(checked), path, command=["evidence.testbed"]) as ready,
             open_run(ready, RunCallbacks(warn=lambda text: None)) as run,
         ):
             train(run)

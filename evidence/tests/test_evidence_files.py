@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun, load_experiment
-from dapo.cli.check.summary import ignored_options
 from dapo.config.load import read_options
 from dapo.config.option_entries import flat_options
 from dapo.rewards.combine import build_verifier
+from dapo.start.ignored_options import ignored_options
 from helpers.paths import ROOT
 
 EVIDENCE = ROOT / "evidence"

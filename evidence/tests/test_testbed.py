@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dapo.cli.check.summary import ignored_options
 from dapo.config import load_config
 from dapo.config.option_entries import flat_options
 from dapo.data.problems import load_problems
+from dapo.start.ignored_options import ignored_options
 from dapo.types import Problem
 from evidence.base_model import ORIGIN, base_model
 from evidence.testbed.__main__ import main
