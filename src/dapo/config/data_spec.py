@@ -54,13 +54,13 @@ EXPECTED = (
     " the keys path, hub, builtin, gym, environment, mix"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
-    "path": ("path", "prompt", "answer", "size"),
-    "hub": ("hub", "config", "split", "prompt", "answer", "size"),
+    "path": ("path", "prompt", "answer", "remove", "size"),
+    "hub": ("hub", "config", "split", "prompt", "answer", "remove", "size"),
     "builtin": ("builtin", "size", "seed"),
     "gym": ("gym", "size", "seed"),
     "environment": ("environment", "size", "seed"),
 }
-_TEXTS = ("path", "hub", "config", "split", "prompt", "answer")
+_TEXTS = ("path", "hub", "config", "split", "prompt", "answer", "remove")
 _BOUNDS = {"size": (1, 10**9), "seed": (0, 2**63 - 1)}
 MAX_GENERATED = 10**6
 _PART_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -73,6 +73,11 @@ class Columns:
 
     prompt: str | None = None
     answer: str | None = None
+    remove: str | None = None  # a regular expression; its matches are deleted from answers
+
+    def cleaned(self, answer: str) -> str:
+        """Return an answer without what `remove` matches."""
+        return answer if self.remove is None else re.sub(self.remove, "", answer)
 
 
 ANY_COLUMNS = Columns()
@@ -283,7 +288,7 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
     for key, (low, high) in bounds.items():
         if key in spec:
             integers[key] = _integer(spec[key], f"{kind}: {key}", low, high)
-    columns = Columns(texts.get("prompt"), texts.get("answer"))
+    columns = Columns(texts.get("prompt"), texts.get("answer"), _pattern(texts.get("remove"), kind))
     size = integers.get("size")
     if kind == "path":
         return FileSource(Path(texts["path"]).expanduser(), columns, size)
@@ -343,6 +348,20 @@ def _text(value: object, name: str) -> str:
     if not isinstance(value, str | Path) or not str(value).strip():
         raise DataError(f"data source {name} must be text, got {value!r}")
     return str(value)
+
+
+def _pattern(text: str | None, kind: Kind) -> str | None:
+    """Return a regular expression that compiles. Raises DataError for another one."""
+    if text is None:
+        return None
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise DataError(
+            f"data source {kind}: remove is no regular expression ({error}): {text!r}; a backslash"
+            " before a sign such as ( takes it literally"
+        ) from None
+    return text
 
 
 def _integer(value: object, name: str, low: int, high: int) -> int:

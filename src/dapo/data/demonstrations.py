@@ -77,7 +77,10 @@ def demonstration_from_row(
                 f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
             )
         prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
-        turns = _turns(column_value(row, response), f"{where}: {response}")
+        text = column_value(row, response)
+        if isinstance(text, str):
+            text = columns.cleaned(text)
+        turns = _turns(text, f"{where}: {response}")
     elif conversation is not None:
         messages = _messages(row[conversation], f"{where}: {conversation}")
         first = next(

@@ -75,6 +75,7 @@ def problem_from_row(
             raise
         text = ""
         answer_column = None
+    text = columns.cleaned(text)
     answer = _after_mark(text)
     stored_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
