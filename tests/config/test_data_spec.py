@@ -15,6 +15,8 @@ from dapo.config.data_spec import (
     paths_in,
 )
 from dapo.core.errors import DataError
+from dapo.data.demonstrations import load_demonstrations
+from dapo.data.problems import load_problems
 from helpers.tables import for_each_row
 
 EXPECTED = (
@@ -84,6 +86,18 @@ def test_every_form_of_the_contract_is_read(spec, source):
     assert parse_spec(spec) == source
 
 
+def test_what_remove_matches_is_deleted_from_answers_and_demonstrations(tmp_path: Path):
+    path = tmp_path / "solved.jsonl"
+    answer = "48/2 = <<48/2=24>>24 clips.\\n#### <<x>>24"
+    path.write_text(f'{{"question": "How many?", "answer": "{answer}"}}\n')
+    spec = {"path": str(path), "prompt": "question", "answer": "answer", "remove": "<<.*?>>"}
+    (demonstration,) = load_demonstrations(parse_spec(spec))
+    assert demonstration.answer == "48/2 = 24 clips.\n#### 24"
+    (problem,) = load_problems(parse_spec(spec))
+    assert (problem.answer, problem.fields["solution"]) == ("24", "48/2 = 24 clips.\n#### 24")
+    assert problem.fields["answer"] == "48/2 = <<48/2=24>>24 clips.\n#### <<x>>24"
+
+
 @for_each_row(
     ("spec", "message"),
     [
@@ -98,6 +112,11 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         ({}, f"data source: the keys (none); {EXPECTED}"),
         ({"file": "x"}, f"data source: the keys file; {EXPECTED}"),
+        (
+            {"path": "x", "remove": "<<(.*?>>"},
+            "data source path: remove is no regular expression (missing ), unterminated subpattern"
+            " at position 2): '<<(.*?>>'; a backslash before a sign such as ( takes it literally",
+        ),
         ({"path": "x", "hub": "y"}, f"data source: both path and hub; {EXPECTED}"),
         (
             {"path": "x.jsonl", "promt": "q"},
@@ -105,7 +124,7 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         (
             {"path": "x.jsonl", "zzz": 1},
-            "data source path: unknown option 'zzz'; known: path, prompt, answer, size",
+            "data source path: unknown option 'zzz'; known: path, prompt, answer, remove, size",
         ),
         (
             {"builtin": "sums", "sede": 1},

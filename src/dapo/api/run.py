@@ -46,6 +46,7 @@ from dapo.runs.curves import curves_figure, marks_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
+from dapo.runs.stages import run_path_of
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, command_of, load_run_config
 from dapo.training.signals import ListenerFailed
@@ -100,7 +101,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = run_path_of(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
         self._chat: Chat | None = None

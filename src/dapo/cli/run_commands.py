@@ -25,7 +25,7 @@ from dapo.cli.arguments import (
 )
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
-from dapo.core.terminal import print_json, stdout_to_stderr
+from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at
 # once
@@ -46,8 +46,11 @@ def train(
 
     With options alone: dapo train model=NAME data.train=SOURCE.
     """
-    from dapo.config import build_config, find_config, load_config
+    from dapo.config import build_config, find_config
+    from dapo.config.load import STAGES, read_options
+    from dapo.config.stages import build_stages
 
+    stages = None
     if "=" in config and not os.path.lexists(config):
         options = [config, *(overrides or [])]
         set_once(options)
@@ -55,14 +58,21 @@ def train(
         file = Path("run")
     else:
         file = find_config(config)
-        loaded = load_config(file, overrides or [])
-    from dapo.cli.train import start_run
+        raw = read_options(file)
+        if STAGES in raw:
+            stages = build_stages(raw, overrides or [], where=str(file))
+        else:
+            loaded = build_config(raw, overrides or [], where=str(file))
+    from dapo.cli.train import start_run, start_stages
     from dapo.runs.directory import default_run_path
 
     path = run_dir or default_run_path(file, datetime.now())
     keep_freed_memory()
     with stdout_to_stderr(as_json):
-        start_run(loaded, run_dir=path, config_name=file.stem)
+        if stages is None:
+            start_run(loaded, run_dir=path, config_name=file.stem)
+        else:
+            start_stages(stages, run_dir=path)
     if as_json:
         _print_run(path)
 
@@ -250,16 +260,36 @@ def check(
     """
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
-    from dapo.config import load_config
+    from dapo.config import find_config
+    from dapo.config.load import STAGES, build_config, read_options
+    from dapo.config.stages import build_stages
 
-    loaded = load_config(config, overrides or [])
+    file = find_config(config)
+    raw = read_options(file)
+    stages = {}
+    if STAGES in raw:
+        stages = build_stages(raw, overrides or [], where=str(file))
+        configs = {name: stage.config for name, stage in stages.items()}
+    else:
+        configs = {file.stem: build_config(raw, overrides or [], where=str(file))}
+    if stages and (as_json or probe):
+        raise ConfigError(
+            f"{file} has stages, which are checked without --json and --probe; copy one into a"
+            " file of its own"
+        )
     from dapo.cli.check.command import check_config
 
     if probe:
         keep_freed_memory()  # as in the run
     shown: dict[str, Any] = {"verbose": verbose, "as_json": as_json}
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    if not check_config(loaded, path=config, probe=probe, **measured, **shown):
+    all_fit = True
+    for name, loaded in configs.items():
+        if stages:
+            print_text(f"stage {name}")
+        fits = check_config(loaded, path=config, probe=probe, **measured, **shown)
+        all_fit = all_fit and fits
+    if not all_fit:
         raise typer.Exit(ConfigError.exit_code)
 
 

@@ -5,7 +5,7 @@ What imports torch is imported when a run is checked, so that wrong options are 
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
+from dapo.config.stages import Stage
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
 from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
-from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
+from dapo.runs.directory import ENDED, RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
+from dapo.runs.stages import StagesFolder, stages_around
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
 
@@ -36,6 +38,7 @@ def start_run(
     run_dir: Path | None,
     config_name: str,
     max_restarts: int = MAX_RESTARTS,
+    is_last: bool = True,
 ) -> None:
     """Train in `run_dir`, or in a new folder of `runs` named by `config_name` and time.
 
@@ -44,6 +47,7 @@ def start_run(
         run_dir: the directory to make; None: a new one in `runs`.
         config_name: the name of the configuration, for a directory without `run_dir`.
         max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
+        is_last: no other stage follows.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     require_new_run(path)
@@ -58,11 +62,53 @@ def start_run(
 
         with new_run(checked, data, path, command=sys.argv) as ready:
             run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
-    report(ready.config, ready.directory)
+    report(ready.config, ready.directory, is_last=is_last)
+
+
+def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
+    """Train one stage after the other, each in a folder of its name in `run_dir`.
+
+    Raises DapoError before the first one begins if the options or data of any are wrong.
+    """
+    require_new_run(run_dir)
+    for stage in stages.values():
+        with check(stage.config) as checked:
+            read_data(checked)
+    _train_stages(StagesFolder.create(run_dir, stages))
+
+
+def _train_stages(folder: StagesFolder, overrides: Sequence[str] = ()) -> None:
+    """Train the stages that have not ended; `overrides` change the options of the first of them."""
+    names = list(folder.stages)
+    for number, name in enumerate(names, start=1):
+        is_last = number == len(names)
+        path = folder.run_path(name)
+        is_begun = RunDirectory.is_run(path)
+        has_ended = is_begun and RunDirectory(path).exit_reason() in ENDED
+        if has_ended and not is_last:
+            print_text(f"stage {number} of {len(names)}, {name}, has ended: {path}")
+            continue
+        print_text(f"stage {number} of {len(names)}: {name}")
+        if is_begun:
+            _resume_one(path, overrides, is_last=is_last)
+        else:
+            start_run(folder.config_of(name), run_dir=path, config_name=name, is_last=is_last)
+        overrides = ()
+        # stopped by a callback, for example: the next stage would train a model that is not ready
+        if RunDirectory(path).exit_reason() not in ENDED:
+            return
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
+    stages = stages_around(path)
+    if stages is not None:
+        _train_stages(stages, overrides)
+        return
+    _resume_one(path, overrides)
+
+
+def _resume_one(path: Path, overrides: Sequence[str], *, is_last: bool = True) -> None:
     from dapo.start.resume import Ended, checked_run
 
     with checked_run(path, overrides) as run:
@@ -77,18 +123,21 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
         ready = ready_to_continue(run)
         run_training(ready, RunCallbacks(warn))
-    report(ready.config, ready.directory)
+    report(ready.config, ready.directory, is_last=is_last)
 
 
-def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after, and what comes next."""
+def report(config: Config, directory: RunDirectory, *, is_last: bool = True) -> None:
+    """Print the end of a run: accuracy and responses before and after, and what comes next.
+
+    That is the next stage unless it `is_last`.
+    """
     evaluations = first_and_last_evaluation(directory, warn)
     final_report(
         SafeConsole(),
         before=evaluations[0] if evaluations else None,
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
-        files=_next_commands(config, directory),
+        files=_next_commands(config, directory) if is_last else {},
     )
 
 

@@ -23,6 +23,8 @@ from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
+STAGES = "stages"
+"""The key of a configuration with a mapping of names to the options of each stage."""
 
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
@@ -69,7 +71,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: one message for all faults.
     """
     path = find_config(path)
-    return build_config(read_options(path), overrides, where=str(path))
+    options = read_options(path)
+    if STAGES in options:
+        raise ConfigError(
+            f"{path} has stages ({', '.join(map(str, options[STAGES] or ()))}): expected one"
+            " configuration here; dapo train and dapo check take several"
+        )
+    return build_config(options, overrides, where=str(path))
 
 
 def read_options(path: Path) -> dict[str, Any]:

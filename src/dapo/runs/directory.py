@@ -19,6 +19,7 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text, open_no_link, read_json, remove
 from dapo.runs.checkpoints import METRICS_FILE, PROBLEM_STATS_FILE, Checkpoints, numbered, step_of
 from dapo.runs.metrics_file import read_metrics, truncate_after
+from dapo.runs.stages import run_path_of
 
 _LOCK_ATTEMPTS = 5
 _LOCK_INTERVAL_S = 0.05
@@ -52,6 +53,9 @@ SUMMARY_FIELDS = (
     "eval_last",
     "exit_reason",
 )
+
+ENDED = ("finished", "solved")
+"""The exit reasons of runs that have nothing left to train."""
 
 
 class _Entry:
@@ -133,11 +137,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """Open an existing run.
+        """Open an existing run; of a training in stages, that of the newest stage.
 
         Raises CheckpointError if it is incomplete, or holds links, pipes and the like.
         """
-        run = cls(Path(path))
+        run = cls(run_path_of(path))
+        path = run.path
         if not os.path.isdir(path):
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
         try:
@@ -181,8 +186,8 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Return True if a path holds a run, whole, damaged or not yet started."""
-        return os.path.lexists(Path(path) / "config.yaml")
+        """Return True if a path holds a run, whole, damaged or not yet started, or its stages."""
+        return os.path.lexists(run_path_of(path) / "config.yaml")
 
     def rollout_tables(self) -> dict[int, Path]:
         """Find the tables of judged responses, by step in ascending order."""

@@ -21,6 +21,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation
 from dapo.runs.manifest import read_manifest
 from dapo.runs.metrics_file import metrics_by_step
+from dapo.runs.stages import StagesFolder, has_stages
 from dapo.runs.status import run_progress
 
 Value = TypeVar("Value")
@@ -169,7 +170,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     named_paths: list[Path] = []
     for path in paths:
-        if RunDirectory.is_run(path) or not os.path.isdir(path):
+        if has_stages(path):
+            named_paths += StagesFolder.open(path).begun_paths[::-1]
+        elif RunDirectory.is_run(path) or not os.path.isdir(path):
             named_paths.append(path)
         else:
             named_paths += _runs_inside(path)

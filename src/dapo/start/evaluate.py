@@ -31,6 +31,7 @@ from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
+from dapo.runs.stages import run_path_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import Checked, check, read_data, require_model
 from dapo.start.model_choice import DEFAULT_TOKENS
@@ -180,7 +181,7 @@ def _evaluate(
     """Return the summary and the table of one evaluation; problems in the journal are skipped."""
     data = evaluation_data(request, base)
     config, checkpoint = evaluation_config(model, data, request, base)
-    with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
+    with with_start_folder(RunDirectory(run_path_of(model))), ExitStack() as stack:
         checked = stack.enter_context(check(config, training=False))
         inputs, problems, copies = _read_problems(checked, request, is_run=base is not None)
         config = checked.config if inputs is None else inputs.config

@@ -18,6 +18,7 @@ from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.evaluate import EngineSampler, Response, evaluate
 from dapo.evaluation.scores import JudgedResponse, evaluation_plan
 from dapo.runs.directory import RunDirectory
+from dapo.runs.stages import run_path_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
 from dapo.start.episodes import Episodes, environment_episodes
@@ -148,7 +149,7 @@ def play_run(
         raise ConfigError(
             f"{path} has no environment to play; run.generate(PROMPT) samples answers"
         )
-    with with_start_folder(RunDirectory(path)), ExitStack() as stack:
+    with with_start_folder(RunDirectory(run_path_of(path))), ExitStack() as stack:
         checked = stack.enter_context(check(config, training=False))
         inputs = read(resolve(checked, training=False), read_data(checked, training=False))
         config = inputs.config

@@ -21,7 +21,7 @@ from dapo.core.errors import DataError
 from dapo.core.files import atomic_write_text, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.terminal import to_json
-from dapo.runs.directory import RunDirectory
+from dapo.runs.directory import ENDED, RunDirectory
 from dapo.runs.evaluations import read_evaluation
 from dapo.runs.manifest import package_versions
 from dapo.runs.metrics_file import metrics_by_step
@@ -30,7 +30,6 @@ from dapo.runs.time_left import training_seconds
 
 RESULTS_JSON = "results.json"
 FORMAT = 2  # the version of results.json
-ENDED = ("finished", "solved")  # the exit reasons of successful runs
 KEPT_METRICS = (
     "reward/mean",
     "reward/accuracy",

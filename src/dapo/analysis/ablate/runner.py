@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any, Protocol, TypeAlias
 
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun
-from dapo.analysis.ablate.results import ENDED
 from dapo.config.load import without_repeats
 from dapo.config.option_entries import flat_options
 from dapo.config.option_fields import options_of
@@ -29,7 +28,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, read_json
 from dapo.core.text import with_interval
 from dapo.core.waiting import Interrupted
-from dapo.runs.directory import RunDirectory
+from dapo.runs.directory import ENDED, RunDirectory
 from dapo.runs.status import run_status
 from dapo.training.signals import StopRequest
 

@@ -6,8 +6,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dapo.analysis.ablate.results import ENDED, Results
+from dapo.analysis.ablate.results import Results
 from dapo.libs.sample_intervals import mean_over_seeds, two_way_difference, two_way_mean
+from dapo.runs.directory import ENDED
 
 FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
 """The numbers of a run that the table shows as means over seeds."""

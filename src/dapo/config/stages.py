@@ -1,0 +1,78 @@
+"""Stages: one configuration that trains several runs, each from the model of the one before."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.config.load import STAGES, build_config, merge_options, parse_overrides
+from dapo.config.options import Config
+from dapo.core.errors import ConfigError
+from dapo.core.text import did_you_mean
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of a training in stages."""
+
+    config: Config
+    takes_model_from: str | None
+    """The earlier stage whose model it trains; None: that of its own options."""
+
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def build_stages(
+    raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+) -> dict[str, Stage]:
+    """Build the configuration of each stage of `raw`, in their order.
+
+    A stage has the options beside `stages`, those of its own, and the overrides, of which the last
+    win. `stages.NAME.OPTION=VALUE` overrides an option of one stage. A later stage trains the model
+    of the one before, unless its own options name another: until it begins, its configuration names
+    the model of the first one.
+
+    Raises ConfigError: one message for all faults of the first stage that has any.
+    """
+    stages = raw[STAGES]
+    if not isinstance(stages, Mapping) or not stages:
+        raise ConfigError(
+            f"{where}: stages must map the name of each stage to its options, got {stages!r}"
+        )
+    for name, options in stages.items():
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigError(
+                f"{where}: stages: {name!r} cannot be the name of a folder; use letters, digits, _"
+                " and -"
+            )
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{where}: stages.{name} must hold options, got {options!r}")
+    common = {name: value for name, value in raw.items() if name != STAGES}
+    own = _own_overrides(overrides, list(stages))
+    shared = [item for item in overrides if not item.startswith(f"{STAGES}.")]
+    built: dict[str, Stage] = {}
+    previous = None
+    for name, options in stages.items():
+        stage_where = f"{where}, stage {name}"
+        merged = merge_options(common, options)
+        config = build_config(merged, [*shared, *own[name]], where=stage_where)
+        has_own_model = "model" in merge_options(options, parse_overrides(own[name]))
+        built[name] = Stage(config, None if has_own_model else previous)
+        previous = name
+    return built
+
+
+def _own_overrides(overrides: Sequence[str], stages: Sequence[str]) -> dict[str, list[str]]:
+    """Return the overrides of one stage each, without its name. Raises ConfigError."""
+    own: dict[str, list[str]] = {name: [] for name in stages}
+    for item in overrides:
+        if not item.startswith(f"{STAGES}."):
+            continue
+        name, _, option = item.removeprefix(f"{STAGES}.").partition(".")
+        if name not in own:
+            raise ConfigError(f"{item}: no stage {name!r}; {did_you_mean(name, stages)}")
+        if "=" not in option:
+            raise ConfigError(f"{item}: expected stages.{name}.OPTION=VALUE")
+        own[name].append(option)
+    return own

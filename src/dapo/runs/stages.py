@@ -1,0 +1,107 @@
+"""The folder of a training in stages: `stages.json` with their options, and a run of each.
+
+A stage trains the model of the one before. Each is an ordinary run, in a folder of its name.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo.config import Config, build_config
+from dapo.config.load import as_literal
+from dapo.config.stages import Stage
+from dapo.core.errors import CheckpointError
+from dapo.core.files import atomic_write_json
+
+STAGES_FILE = "stages.json"
+
+
+@dataclass(frozen=True)
+class StagesFolder:
+    """The runs of a training in stages."""
+
+    path: Path
+    stages: Mapping[str, Stage]
+    """By their names, in their order."""
+
+    @classmethod
+    def create(cls, path: Path, stages: Mapping[str, Stage]) -> "StagesFolder":
+        """Write the options of all stages, before the first one begins."""
+        stored = {
+            name: {
+                "options": as_literal(stage.config.model_dump(mode="json")),
+                "takes_model_from": stage.takes_model_from,
+            }
+            for name, stage in stages.items()
+        }
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            atomic_write_json(path / STAGES_FILE, {"stages": stored})
+        except OSError as error:
+            raise CheckpointError(f"cannot create the folder {path}: {error.strerror}") from None
+        return cls(path, stages)
+
+    @classmethod
+    def open(cls, path: Path) -> "StagesFolder":
+        """Open a folder of stages. Raises CheckpointError if its file is damaged."""
+        file = path / STAGES_FILE
+        try:
+            stored = json.loads(file.read_text(encoding="utf-8"))["stages"]
+            stages = {
+                name: Stage(
+                    build_config(stage["options"], where=f"{file}, stage {name}"),
+                    stage["takes_model_from"],
+                )
+                for name, stage in stored.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file} is damaged ({error}); train again") from None
+        return cls(path, stages)
+
+    def run_path(self, name: str) -> Path:
+        return self.path / name
+
+    def config_of(self, name: str) -> Config:
+        """Return the options of a stage, with the run whose model it trains."""
+        stage = self.stages[name]
+        if stage.takes_model_from is None:
+            return stage.config
+        return stage.config.changed("model", name=str(self.run_path(stage.takes_model_from)))
+
+    @property
+    def begun_paths(self) -> list[Path]:
+        """The runs of the stages that have begun, in their order."""
+        paths = [self.run_path(name) for name in self.stages]
+        return [path for path in paths if os.path.lexists(path / "config.yaml")]
+
+    @property
+    def newest_path(self) -> Path:
+        """The run of the last stage that has begun; that of the first one if none has."""
+        first = self.run_path(next(iter(self.stages)))
+        return [first, *self.begun_paths][-1]
+
+
+def has_stages(path: str | os.PathLike[str]) -> bool:
+    """Return True if a path is the folder of a training in stages."""
+    return os.path.isfile(Path(path) / STAGES_FILE)
+
+
+def stages_around(path: Path) -> StagesFolder | None:
+    """Return the stages in a folder, or those of which it is one; None: a run of its own."""
+    if has_stages(path):
+        return StagesFolder.open(path)
+    parent = path.resolve().parent
+    if has_stages(parent):
+        stages = StagesFolder.open(parent)
+        if path.resolve().name in stages.stages:
+            return stages
+    return None
+
+
+def run_path_of(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a run; of a folder of stages, that of the newest one."""
+    if has_stages(path):
+        return StagesFolder.open(Path(path)).newest_path
+    return Path(path)

@@ -1,0 +1,136 @@
+"""A configuration with stages: each is a run, which trains the model of the one before."""
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dapo.config.load import load_config
+from dapo.config.stages import build_stages
+from dapo.core.errors import ConfigError
+from helpers.fork_server import ForkServer
+from helpers.paths import CONFIGS
+from helpers.tables import for_each_row
+from helpers.tiny_runs import contents, differences, metrics
+
+COMMON: dict[str, Any] = {
+    "model": "tiny-random",
+    "rollout": {"prompts_per_step": 2},
+    "train": {"minibatch_groups": 2},
+    "data": {"train": {"builtin": "sums"}},
+}
+
+
+def staged(**stages: Mapping[str, Any]) -> dict[str, Any]:
+    return {**COMMON, "stages": stages}
+
+
+def test_a_stage_has_the_common_options_its_own_and_the_overrides():
+    raw = staged(a={"optim": {"lr": 1e-4}}, b={"train": {"num_steps": 9}}, c={"model": "other/one"})
+    overrides = ["optim.lr=0.5", "stages.b.optim.lr=0.25", "stages.c.seed=3"]
+    with pytest.raises(ConfigError, match="unknown option seed"):
+        build_stages(raw, overrides)
+    stages = build_stages(raw, overrides[:2])
+    assert [stage.config.optim.lr for stage in stages.values()] == [0.5, 0.25, 0.5]
+    assert stages["b"].config.train.num_steps == 9
+    assert {stage.config.train.minibatch_groups for stage in stages.values()} == {2}
+    assert [stage.takes_model_from for stage in stages.values()] == [None, "a", None]
+    assert [stage.config.model.name for stage in stages.values()] == ["tiny-random"] * 2 + [
+        "other/one"
+    ]
+
+
+@for_each_row(
+    ("raw", "overrides", "words"),
+    [
+        ({**COMMON, "stages": {}}, [], "must map the name of each stage"),
+        ({**COMMON, "stages": ["a"]}, [], "must map the name of each stage"),
+        (staged(**{"a/b": {}}), [], "cannot be the name of a folder"),
+        ({**COMMON, "stages": {"a": 3}}, [], "stages.a must hold options, got 3"),
+        (staged(a={"optim": {"rate": 1}}), [], "stage a: "),
+        (staged(a={}), ["stages.b.optim.lr=1"], "no stage 'b'; "),
+        (staged(a={}), ["stages.a"], "expected stages.a.OPTION=VALUE"),
+    ],
+)
+def test_what_cannot_be_stages_is_named(raw: dict[str, Any], overrides: list[str], words: str):
+    with pytest.raises(ConfigError) as raised:
+        build_stages(raw, overrides, where="my.yaml")
+    assert words in str(raised.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two supervised steps, then two on rewards, of the tiny model."""
+    options = yaml.safe_load((CONFIGS / "tiny.yaml").read_text())
+    del options["data"]["train"]
+    options["train"] |= {"threads": 1, "num_steps": 2, "save_every": 1}
+    sums = {"builtin": {"sums": {}}, "size": 11, "seed": 1}
+    options["stages"] = {
+        "imitate": {"preset": "sft", "data": {"demonstrations": sums}},
+        "rewards": {"preset": "dapo", "data": {"train": sums}, "optim": {"lr": 5e-4}},
+    }
+    path = tmp_path / "staged.yaml"
+    path.write_text(yaml.safe_dump(options, sort_keys=False))
+    return path
+
+
+def test_killed_in_each_stage_and_resumed_both_runs_are_equal_to_the_byte(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    whole = tmp_path / "whole"
+    log = tmp_path / "log"
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(whole), output=log)
+    assert code == 0, log.read_text()
+    assert "stage 2 of 2: rewards" in log.read_text()
+    killed = tmp_path / "killed"
+    command = ["train", str(file), "--run-dir", str(killed)]
+    for stage in ("imitate", "rewards"):
+        code, _ = fork_server.run(
+            *command,
+            output=log,
+            file=str(killed / stage / "metrics.jsonl"),
+            lines=2,
+            signals=[(0, signal.SIGKILL)],
+        )
+        assert code == -signal.SIGKILL, log.read_text()
+        # a stage's own folder stands for all of them
+        command = ["resume", str(killed / "imitate" if stage == "imitate" else killed)]
+    code, _ = fork_server.run(*command, output=log)
+    assert code == 0, log.read_text()
+    for stage in ("imitate", "rewards"):
+        assert len(metrics(killed / stage)) == 3
+        assert differences(contents(killed / stage), contents(whole / stage)) == []
+    names = {path.parent.name for path in whole.glob("*/config.yaml")}
+    assert names == {"imitate", "rewards"}
+    trained = yaml.safe_load((whole / "rewards/config.yaml").read_text())["model"]["name"]
+    assert trained.startswith(str(whole / "imitate"))
+    # the folder stands for the newest stage
+    code, _ = fork_server.run("status", str(whole / "rewards"), "--json", output=log)
+    assert json.loads(log.read_text())["step"] == 2
+    code, _ = fork_server.run("generate", str(whole), "1 + 1", "--json", output=log)
+    assert code == 0, log.read_text()
+
+
+def test_a_wrong_later_stage_is_refused_before_the_first_begins(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    run = tmp_path / "run"
+    code, _ = fork_server.run(
+        "train",
+        str(file),
+        "stages.rewards.data.train=no.jsonl",
+        "--run-dir",
+        str(run),
+        output=tmp_path / "log",
+    )
+    assert (code, run.exists()) == (2, False)
+    assert "no.jsonl" in (tmp_path / "log").read_text()
+
+
+def test_other_commands_name_the_stages(file: Path):
+    with pytest.raises(ConfigError, match=r"has stages \(imitate, rewards\)"):
+        load_config(file)
