@@ -21,12 +21,12 @@ from dapo.environments.nonsense import (
     Play,
     rewarded_cut,
 )
-from dapo.environments.pool import EnvironmentPool
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.stored_config import load_run_config
-from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.check import open_environment
+from dapo.start.episodes import AgentEpisodes, Episodes, episodes_of
 from dapo.types import Episode
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARS = 60
 _LEAST_OBSERVATION = 64
+_BYTES_PER_TOKEN = 8
 _MARKS = ("<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content"
@@ -64,11 +65,11 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         config = build_config(raw, overrides, where="dapo test")
     tokenizer = _tokenizer_of(name, config)
     problems = load_problems(config.data.train_source, require_answer=False)
-    with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
-        if tokenizer is not None:
-            episodes = episodes_of(config, tokenizer, pool)
-        else:
-            episodes = _with_room(episodes_of(config, _byte_tokenizer(), pool))
+    with open_environment(config) as pool:
+        assert pool is not None
+        episodes = episodes_of(config, tokenizer or _byte_tokenizer(), pool)
+        if tokenizer is None:
+            episodes = _with_room(episodes)
         try:
             begun = episodes.with_prompts(problems)
         except DataError as error:  # training ends with it
@@ -79,8 +80,10 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         return episodes.play_nonsense(begun)
 
 
-def _with_room(episodes: Episodes) -> Episodes:
-    """Let observations have more tokens where each byte is one: the limit is for a model's."""
+def _with_room(episodes: Episodes | AgentEpisodes) -> Episodes | AgentEpisodes:
+    """Let texts have more tokens where each byte is one: the limits are for a model's."""
+    if isinstance(episodes, AgentEpisodes):
+        return replace(episodes, max_context=_BYTES_PER_TOKEN * episodes.max_context)
     options = episodes.config.environment
     least = episodes.renderer.overhead + _LEAST_OBSERVATION
     room = max(options.max_observation_tokens, least)

@@ -10,7 +10,7 @@ import string
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CUT = "cut off"
 ANSWERS = ("random text", "a number")
-_ENDED = ("nothing", *ANSWERS)
-KINDS = (*_ENDED, CUT, *_ENDED, *_ENDED)
+ENDED = ("nothing", *ANSWERS)
+KINDS = (*ENDED, CUT, *ENDED, *ENDED)
 """What each turn of an episode is; the first ones have every kind, if time ends the others."""
 BUDGET_S = 1.5
 """The seconds that a start of training spends here at most."""
@@ -99,7 +99,8 @@ class NonsenseEngine:
         return [self._turn(request) for request in requests]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        raise NotImplementedError("nonsense is not aborted")
+        self._waiting = [request for request in self._waiting if request.id not in set(request_ids)]
+        return [Generation(name, (), (), "aborted", version=0) for name in request_ids]
 
     def close(self) -> None:
         self._waiting.clear()
@@ -107,7 +108,8 @@ class NonsenseEngine:
     def _turn(self, request: GenerationRequest) -> Generation:
         text = _nonsense(self._kind, self._chance)
         ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"]]
-        is_cut = self._kind == CUT
+        is_cut = self._kind == CUT or len(ids) >= request.max_new_tokens
+        ids = ids[: request.max_new_tokens]
         if not is_cut:
             ids.append(self._stop_id)
         logprobs = array("f", [-1.0] * len(ids))
@@ -132,50 +134,20 @@ class NonsensePlayer:
         self._renderer = renderer
         self._starts = starts
         self._options = options
-        self._verifier = build_verifier("environment")
 
     def play_all(self, problems: Sequence[Problem], *, budget_s: float | None = None) -> list[Play]:
-        """Play an episode of each of KINDS, then repeat them in reverse order.
+        """Play as the function `play_all` does.
 
-        Args:
-            problems: problems with the prompts of their environments, which are taken in turn.
-            budget_s: seconds after which no other episode is played; None: all are.
-
-        Returns the episodes that were played to their end.
+        `problems` have the prompts of their environments.
         """
-        half = math.inf if budget_s is None else budget_s / 2
-        started = time.monotonic()
-        plays: list[Play] = []
-        for seed in range(len(KINDS)):
-            play = self._play(problems[seed % len(problems)], seed, started + half)
-            if play is None:
-                break
-            plays.append(play)
-        # state that one episode leaves to the next shows in another order
-        for index in reversed(range(len(plays))):
-            play = plays[index]
-            problem = problems[play.seed % len(problems)]
-            repetition = self._play(problem, play.seed, started + 2 * half)
-            if repetition is None:
-                break
-            plays[index] = replace(play, differs=play.episode != repetition.episode)
-        return plays
+        return play_all(self._play, problems, budget_s=budget_s)
 
     def _play(self, problem: Problem, seed: int, deadline: float) -> Play | None:
         """Play one episode; None if its environment has not answered by the deadline."""
         kind = KINDS[seed]
-        prompts = self._renderer.prompts
-        prompt_ids = prompts.encode(problem)
-        end = prompts.turn_end
-        stop_id = (
-            self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
-        )
-        nonsense = ContinuingEngine(NonsenseEngine(self._tokenizer, stop_id, kind, seed))
+        nonsense, request = nonsense_request(self._tokenizer, self._renderer, problem, seed)
         engine = EpisodeEngine(
             nonsense, self._pool, self._renderer, self._options, starts=self._starts
-        )
-        request = GenerationRequest(
-            "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
         )
         engine.submit([request])
         ended: list[Generation] = []
@@ -186,14 +158,69 @@ class NonsensePlayer:
                 ended = engine.poll()
         finally:
             engine.close()
-        episode = ended[0].episode
-        assert episode is not None
-        text = EpisodeText(episode)
-        verdict = self._verifier.judge_group(problem, [text], [ended[0].token_ids])[0]
-        if verdict.error is not None:
-            error = verdict.error.removeprefix("environment: ")
-            episode = replace(episode, error=error)
+        episode = judged(problem, ended[0])
         return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
+
+
+def play_all(
+    play: Callable[[Problem, int, float], Play | None],
+    problems: Sequence[Problem],
+    *,
+    budget_s: float | None,
+) -> list[Play]:
+    """Play an episode of each of KINDS, then repeat them in reverse order.
+
+    Args:
+        play: Plays a problem with the turns of a seed until a time of the monotonic clock; None: it
+            did not end in time.
+        problems: Are taken in turn.
+        budget_s: Seconds after which no other episode is played; None: all are.
+
+    Returns the episodes that were played to their end.
+    """
+    half = math.inf if budget_s is None else budget_s / 2
+    started = time.monotonic()
+    plays: list[Play] = []
+    for seed in range(len(KINDS)):
+        first = play(problems[seed % len(problems)], seed, started + half)
+        if first is None:
+            break
+        plays.append(first)
+    # state that one episode leaves to the next shows in another order
+    for index in reversed(range(len(plays))):
+        first = plays[index]
+        repetition = play(problems[first.seed % len(problems)], first.seed, started + 2 * half)
+        if repetition is None:
+            break
+        plays[index] = replace(first, differs=first.episode != repetition.episode)
+    return plays
+
+
+def nonsense_request(
+    tokenizer: "PreTrainedTokenizerBase", renderer: TurnRenderer, problem: Problem, seed: int
+) -> tuple[ContinuingEngine, GenerationRequest]:
+    """Return an engine of nonsense, and the request for an episode of it."""
+    prompts = renderer.prompts
+    end = prompts.turn_end
+    stop_id = tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+    engine = ContinuingEngine(NonsenseEngine(tokenizer, stop_id, KINDS[seed], seed))
+    prompt_ids = prompts.encode(problem)
+    request = GenerationRequest(
+        "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
+    )
+    return engine, request
+
+
+def judged(problem: Problem, generation: Generation) -> Episode:
+    """Return an episode, whose error is that of its verdict."""
+    episode = generation.episode
+    assert episode is not None
+    verifier = build_verifier("environment")
+    text = EpisodeText(episode)
+    verdict = verifier.judge_group(problem, [text], [generation.token_ids])[0]
+    if verdict.error is None:
+        return episode
+    return replace(episode, error=verdict.error.removeprefix("environment: "))
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
@@ -212,7 +239,7 @@ def is_unusable(plays: Sequence[Play]) -> bool:
     that were not played count as well played, so more of them never make an environment usable.
     """
     failed = Counter(play.kind for play in plays if play.error is not None)
-    return all(2 * failed[kind] > KINDS.count(kind) for kind in _ENDED)
+    return all(2 * failed[kind] > KINDS.count(kind) for kind in ENDED)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
+from dapo.config.lengths import agent_context
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import own_name
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
 from dapo.environments.agents.engine import AgentEngine
+from dapo.environments.agents.nonsense import NonsenseAgents
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
@@ -94,15 +96,21 @@ class Episodes:
         if not is_unusable(plays):
             faults = faults_of(plays, penalty=_penalty_of_a_cut(self.config))
             return [f"warning: environment {name}: {fault}" for fault in faults]
-        failed = sum(play.error is not None for play in plays)
-        again = ""
-        if name == environment.name:
-            again = f"; dapo test {shlex.quote(name)} plays the same episodes"
-        raise ConfigError(
-            f"environment {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
-            " played before the first step; nothing can be learned from episodes that fail\n"
-            f"{failures_table(plays)}\nCorrect the environment{again}"
-        )
+        raise _refused("environment", name, plays, is_tested=name == environment.name)
+
+
+def _refused(kind: str, name: str, plays: Sequence[Play], *, is_tested: bool) -> ConfigError:
+    """Return the error for an environment or an agent whose episodes of nonsense fail.
+
+    `is_tested`: `dapo test NAME` plays the same episodes.
+    """
+    failed = sum(play.error is not None for play in plays)
+    again = f"; dapo test {shlex.quote(name)} plays the same episodes" if is_tested else ""
+    return ConfigError(
+        f"{kind} {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
+        " played before the first step; nothing can be learned from episodes that fail\n"
+        f"{failures_table(plays)}\nCorrect the {kind}{again}"
+    )
 
 
 def _penalty_of_a_cut(config: Config) -> float | None:
@@ -130,6 +138,9 @@ class AgentEpisodes:
     pool: AgentPool
     renderer: AgentRenderer
     config: Config
+    tokenizer: PreTrainedTokenizerBase
+    max_context: int
+    """The most tokens of a request with its answer."""
 
     @property
     def encoder(self) -> PromptEncoder:
@@ -151,17 +162,37 @@ class AgentEpisodes:
             self.renderer,
             self.config.environment,
             seed_of=seed_of,
-            max_context=(
-                self.config.data.max_prompt_tokens
-                + self.config.rollout.max_response_tokens
-                + self.config.max_observed_tokens
-            ),
+            max_context=self.max_context,
             by_load=not self.config.rollout.is_reproducible,
         )
 
     def try_out(self, problems: Sequence[Problem]) -> list[str]:
-        """Return no warnings: an agent is first heard in the first step."""
-        return []
+        """Start the agent for the first problem with answers of nonsense; return no warnings.
+
+        Raises ConfigError, with a table and the place in the user's code, if it fails whatever the
+        policy says.
+        """
+        failures = self._nonsense.first_failures(problems[0])
+        if not failures:
+            return []
+        environment = self.config.environment
+        name = environment.name or " ".join(environment.command)
+        raise _refused("agent", name, failures, is_tested=environment.name is not None)
+
+    def play_nonsense(self, problems: Sequence[Problem]) -> list[Play]:
+        """Play answers of nonsense in episodes of problems."""
+        return self._nonsense.play_all(problems)
+
+    @property
+    def _nonsense(self) -> NonsenseAgents:
+        return NonsenseAgents(
+            self.tokenizer,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            temperature=self.config.rollout.temperature,
+            max_context=self.max_context,
+        )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems as they are: the agent writes its own prompts."""
@@ -169,12 +200,20 @@ class AgentEpisodes:
 
 
 def episodes_of(
-    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool | AgentPool
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    pool: EnvironmentPool | AgentPool,
+    *,
+    positions: int | None = None,
 ) -> Episodes | AgentEpisodes:
-    """Return the episodes of an environment or an agent. Raises DataError for the chat template."""
+    """Return the episodes of an environment or an agent. Raises DataError for the chat template.
+
+    `positions` is the number that the model has; None: unknown.
+    """
     if isinstance(pool, AgentPool):
         agent_renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
-        return AgentEpisodes(pool, agent_renderer, config)
+        max_context = agent_context(config, positions)
+        return AgentEpisodes(pool, agent_renderer, config, tokenizer, max_context)
     renderer = turn_renderer(config, tokenizer, pool)
     return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config, tokenizer)
 

@@ -181,6 +181,11 @@ class AgentEngine(EngineLayer):
         self._engine.submit(turns)
         return [self._end(running) for running in ended]
 
+    @property
+    def is_sampling(self) -> bool:
+        """Whether an answer is sampled."""
+        return bool(self._sampling)
+
     def wait_for_agents(self, timeout_s: float) -> bool:
         """Wait until an agent has asked or ended; return False if none has within this time."""
         deadline = time.monotonic() + timeout_s

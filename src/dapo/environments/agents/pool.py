@@ -112,7 +112,10 @@ class AgentPool(WorkerPool):
             )
         except ConfigError as error:
             self.server.close()
-            raise ConfigError(f"environment.name={config.name}: {error}") from None
+            option = f"environment.name={config.name}"
+            if config.name is None:
+                option = f"environment.command={' '.join(config.command)}"
+            raise ConfigError(f"{option}: {error}") from None
         self._num_opened = 0
         self.waited_s = 0.0
         """The seconds that the engine has waited for agents."""
