@@ -28,6 +28,10 @@ repeat the last one or because they cannot be answered; then it is an error.
 """
 
 
+DID_NOTHING = "the agent did nothing for"
+"""How the error of an agent begins that neither asks nor ends within its time limit."""
+
+
 @dataclass(eq=False)
 class _Exchange:
     """A request and its calls, with the clients that wait for the answers."""
@@ -183,15 +187,6 @@ class AgentEngine(EngineLayer):
         self._engine.submit(turns)
         return [self._end(running) for running in ended]
 
-    def wait_for_agents(self, timeout_s: float) -> bool:
-        """Wait until an agent has asked or ended; return False if none has within this time."""
-        deadline = time.monotonic() + timeout_s
-        while not any(running.agent.session.is_waiting for running in self._running.values()):
-            if time.monotonic() > deadline:
-                return False
-            self._pool.wait()
-        return True
-
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = [self._running[name] for name in request_ids]
         for running in chosen:
@@ -304,7 +299,7 @@ class AgentEngine(EngineLayer):
             outcome = session.outcome
             is_late = running.agent not in is_settled or (self._by_load and not session.is_waiting)
             if is_late and running.error is None:
-                running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+                running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
             elif outcome is not None and running.error is None:
                 running.error = outcome.error
                 running.result = outcome.result
@@ -643,7 +638,7 @@ class AgentEngine(EngineLayer):
             for repetition in repetitions:
                 running = repetition.running
                 if running.agent not in settled:
-                    running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+                    running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
                 else:
                     self._repeat_answer(repetition)
         for running in restarted:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -119,7 +120,7 @@ def _plain(result: Any) -> Any:
 
 def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
     """Return a function that plays with the user's function, or its class's method `run`."""
-    function: Any = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
+    function: Any = load_callable(name, error=ConfigError, option="")
     if inspect.isclass(function):
         agent: Any = function(**options)
         function = agent.run
@@ -131,7 +132,7 @@ def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, 
     first = next(iter(parameters), None)
     if first is None:
         raise ConfigError(
-            f"environment.name={PREFIX}{name}: expected a function of the problem, such as"
+            "expected a function of the problem, such as"
             " solve(problem, *, base_url, api_key), got one without parameters"
         )
 
@@ -167,7 +168,12 @@ def row_of(problem: Problem) -> dict[str, Any]:
 
 
 def _command(command: list[str]) -> Callable[[Problem, str, str], Any]:
-    """Return a function that plays with a command, whose last line is the reward."""
+    """Return a function that plays with a command, whose last line is the reward.
+
+    Raises ConfigError if there is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"there is no program {command[0]!r} here or on the PATH")
 
     def play(problem: Problem, url: str, key: str) -> Any:
         row = json.dumps(row_of(problem), ensure_ascii=False, default=str)
