@@ -155,6 +155,26 @@ def raises(problem: Problem, *, base_url: str, api_key: str) -> float:
     raise ConnectionError("the game server is down")
 
 
+def answers_must_be_numbers(problem: Problem, *, base_url: str, api_key: str) -> float:
+    return float(text_of(complete(base_url, api_key, [{"role": "user", "content": "Say."}])))
+
+
+def says_the_time(problem: Problem, *, base_url: str, api_key: str) -> float:
+    complete(base_url, api_key, [{"role": "user", "content": f"It is {time.time_ns()}."}])
+    return 0.0
+
+
+def is_random(problem: Problem, *, base_url: str, api_key: str) -> float:
+    """Draw from the random numbers that an episode seeds."""
+    complete(base_url, api_key, [{"role": "user", "content": f"Roll {random.random()}."}])
+    return random.random()
+
+
+def asks_warmer(problem: Problem, *, base_url: str, api_key: str) -> float:
+    complete(base_url, api_key, [{"role": "user", "content": "Say."}], temperature=0.7)
+    return 0.0
+
+
 def exits(problem: Problem, *, base_url: str, api_key: str) -> float:
     os._exit(0)
 

@@ -299,11 +299,9 @@ def _cut_off(
     if has_answered:
         reason = "they continue after their answer"
     elif config.plays_episodes:
-        who = (
-            "agent gets an empty answer after"
-            if config.runs_agent
-            else "environment does not answer"
-        )
+        who = "environment does not answer"
+        if config.runs_agent:
+            who = "agent gets an empty answer after"
         reason = f"their {who} a turn that is cut"
     else:
         reason = "they are judged before they have answered"
