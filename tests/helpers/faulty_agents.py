@@ -164,6 +164,25 @@ def says_the_time(problem: Problem, *, base_url: str, api_key: str) -> float:
     return 0.0
 
 
+def asks_in_order(problem: Problem, *, base_url: str, api_key: str) -> dict[str, float]:
+    """Send the requests of `problem.fields`, and count their different answers.
+
+    Each is the number of turns behind the first one, its headers and its further fields.
+    """
+    history: list[Message] = [{"role": "user", "content": "Say."}]
+    names = []
+    for turns, headers, fields in problem.fields["requests"]:
+        while len(history) < 2 * turns + 1:
+            history += [
+                {"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
+                {"role": "user", "content": "Go on."},
+            ]
+        body = {"model": "policy", "messages": history[: 2 * turns + 1], **fields}
+        answer = post(f"{base_url}/chat/completions", api_key, body, **headers)
+        names.append(answer["id"])
+    return {"score": 1.0, "answers": len(set(names))}
+
+
 def is_random(problem: Problem, *, base_url: str, api_key: str) -> float:
     """Draw from the random numbers that an episode seeds."""
     complete(base_url, api_key, [{"role": "user", "content": f"Roll {random.random()}."}])

@@ -39,6 +39,7 @@ class _Exchange:
     key: str
     calls: list[Call]
     waiting: list[Pending] = field(default_factory=list)
+    idempotency_key: str | None = None
     is_asked: bool = True
     """False in an episode that is repeated, until its agent has sent the request again."""
     num_deliveries: int = 0
@@ -355,7 +356,8 @@ class AgentEngine(EngineLayer):
             new.append((pending, *prepared))
         num_new = sum(len(prompts) for _, prompts, _ in new)
         for pending, prompts, parent in new:
-            exchange = _Exchange(pending.request.key, [], [pending])
+            request = pending.request
+            exchange = _Exchange(request.key, [], [pending], request.idempotency_key)
             running.exchanges.append(exchange)
             for new_ids in prompts:
                 room = running.num_left // num_new
@@ -370,15 +372,20 @@ class AgentEngine(EngineLayer):
         """Return the exchange whose request a client repeats, or None.
 
         It repeats one if it says so, if the first one's client has gone without the answer, or if
-        the agent did nothing else since.
+        the agent did nothing else since. Where clients name their requests, the names decide.
         """
         asked = [exchange for exchange in running.exchanges if exchange.is_asked]
         equal = [exchange for exchange in asked if exchange.key == request.key]
         if not equal:
             return None
+        name = request.idempotency_key
+        named = [exchange for exchange in equal if exchange.idempotency_key == name]
+        if name is not None and named:
+            return named[-1]
         exchange = equal[-1]
         was_left = not exchange.is_read and exchange.is_left
-        is_last = exchange.is_read and exchange is asked[-1]
+        has_other_name = name is not None and exchange.idempotency_key is not None
+        is_last = exchange.is_read and exchange is asked[-1] and not has_other_name
         return exchange if request.is_retry or was_left or is_last else None
 
     def _prepared(
@@ -718,6 +725,7 @@ class _Repetition:
         else:
             return False
         exchange.is_asked = True
+        exchange.idempotency_key = exchange.idempotency_key or pending.request.idempotency_key
         exchange.waiting.append(pending)
         return True
 
