@@ -171,14 +171,14 @@ def asks_in_order(problem: Problem, *, base_url: str, api_key: str) -> dict[str,
     """
     history: list[Message] = [{"role": "user", "content": "Say."}]
     names = []
+    text = ""
     for turns, headers, fields in problem.fields["requests"]:
         while len(history) < 2 * turns + 1:
-            history += [
-                {"role": "assistant", "content": answer["choices"][0]["message"]["content"]},
-                {"role": "user", "content": "Go on."},
-            ]
+            history.append({"role": "assistant", "content": text})
+            history.append({"role": "user", "content": "Go on."})
         body = {"model": "policy", "messages": history[: 2 * turns + 1], **fields}
         answer = post(f"{base_url}/chat/completions", api_key, body, **headers)
+        text = text_of(answer)
         names.append(answer["id"])
     return {"score": 1.0, "answers": len(set(names))}
 
