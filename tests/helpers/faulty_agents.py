@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import http.client
+import importlib
 import json
 import os
 import random
@@ -181,6 +182,16 @@ def asks_in_order(problem: Problem, *, base_url: str, api_key: str) -> dict[str,
         text = text_of(answer)
         names.append(answer["id"])
     return {"score": 1.0, "answers": len(set(names))}
+
+
+def imports_late(problem: Problem, *, base_url: str, api_key: str) -> dict[str, float]:
+    """Say whether the module of `problem.fields` was there, and import it; `keeps`: it has the key."""
+    name = problem.fields["module"]
+    was_there = name in sys.modules
+    module = importlib.import_module(name)
+    if problem.fields["keeps"]:
+        module.api_key = api_key  # type: ignore[attr-defined]
+    return {"score": 1.0, "was_there": float(was_there)}
 
 
 def is_random(problem: Problem, *, base_url: str, api_key: str) -> float:
