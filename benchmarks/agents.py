@@ -35,15 +35,15 @@ from dapo.types import GenerationRequest, Problem
 CALLS = 10
 TURN = "The result of the calculation is 1234."
 SIZES: dict[str, Any] = {
-    "prompts_per_step": 8,
-    "group_size": 8,
+    "prompts_per_step": 4,
+    "group_size": 4,
     "max_response_tokens": 96,
-    "max_groups_per_step": 8,
+    "max_groups_per_step": 4,
     "dynamic_sampling.enabled": False,
     "environment.max_turns": 2,
     "environment.max_turn_tokens": 48,
     "overlong.mode": "off",
-    "lr": 0.0,
+    "lr": 1e-7,
 }
 
 
@@ -141,7 +141,7 @@ def episodes_per_second(model: str, steps: int, folder: Path, **player: str) -> 
     """Return those of each step but the first, which warms up."""
     run = dapo.train(model, data="builtin:sums", run_dir=folder, steps=steps + 1, **player, **SIZES)
     episodes = SIZES["prompts_per_step"] * SIZES["group_size"]
-    seconds = run.metrics["time/rollout_s"].dropna().tolist()
+    seconds = run.metrics["time/generate_s"].dropna().tolist()
     return [episodes / each for each in seconds[1:]]
 
 
