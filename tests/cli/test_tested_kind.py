@@ -19,6 +19,7 @@ RUN = "model: tiny-random\ndata: {train: 'builtin:sums'}\n"
         ("helpers.reward_functions:needs_solution", "reward"),
         ("calculator", "environment"),
         ("textarena:Wordle-v0", "environment"),
+        ("agent:module:function", "environment"),
         ("helpers.environments:Echo", "environment"),
         ("helpers.environments:Forgetful", "environment"),
     ],
@@ -34,6 +35,7 @@ def test_the_kind_is_found_from_the_name(name: str, kind: str):
         ("environment: calculator\n", "environment"),
         ("environment: calculator\nreward: {verifier: environment}\n", "environment"),
         ("environment: {tools: ['math:sqrt']}\nreward: {verifier: math}\n", "reward"),
+        ("environment: {command: [node, my_agent.js]}\n", "environment"),
     ],
 )
 def test_a_run_is_tested_for_what_rewards_it(tmp_path: Path, options: str, kind: str):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from benchmarks.scripted_engine import ScriptedEngine
+from benchmarks.scripted_engine import Script, ScriptedEngine
 from dapo.config import DataConfig
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.rng import keyed_uniforms
@@ -192,10 +192,11 @@ def agents_of(
     by_load: bool = False,
     slots: int | None = None,
     max_context: int = 4096,
+    script: Script = keyed_turn,
 ) -> Played:
     """Return an engine for the agents of a pool."""
     inner = RecordingEngine(
-        keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)]
+        script, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)]
     )
     engine = AgentEngine(
         ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER))),

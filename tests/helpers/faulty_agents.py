@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import http.client
+import importlib
 import json
 import os
 import random
@@ -153,6 +154,55 @@ def types_of_row(data: dict[str, Any], *, base_url: str, api_key: str) -> dict[s
 
 def raises(problem: Problem, *, base_url: str, api_key: str) -> float:
     raise ConnectionError("the game server is down")
+
+
+def answers_must_be_numbers(problem: Problem, *, base_url: str, api_key: str) -> float:
+    return float(text_of(complete(base_url, api_key, [{"role": "user", "content": "Say."}])))
+
+
+def says_the_time(problem: Problem, *, base_url: str, api_key: str) -> float:
+    complete(base_url, api_key, [{"role": "user", "content": f"It is {time.time_ns()}."}])
+    return 0.0
+
+
+def asks_in_order(problem: Problem, *, base_url: str, api_key: str) -> dict[str, float]:
+    """Send the requests of `problem.fields`, and count their different answers.
+
+    Each is the number of turns behind the first one, its headers and its further fields.
+    """
+    history: list[Message] = [{"role": "user", "content": "Say."}]
+    names = []
+    text = ""
+    for turns, headers, fields in problem.fields["requests"]:
+        while len(history) < 2 * turns + 1:
+            history.append({"role": "assistant", "content": text})
+            history.append({"role": "user", "content": "Go on."})
+        body = {"model": "policy", "messages": history[: 2 * turns + 1], **fields}
+        answer = post(f"{base_url}/chat/completions", api_key, body, **headers)
+        text = text_of(answer)
+        names.append(answer["id"])
+    return {"score": 1.0, "answers": len(set(names))}
+
+
+def imports_late(problem: Problem, *, base_url: str, api_key: str) -> dict[str, float]:
+    """Say whether the module of `problem.fields` was there, and import it; `keeps`: it has the key."""
+    name = problem.fields["module"]
+    was_there = name in sys.modules
+    module = importlib.import_module(name)
+    if problem.fields["keeps"]:
+        module.api_key = api_key  # type: ignore[attr-defined]
+    return {"score": 1.0, "was_there": float(was_there)}
+
+
+def is_random(problem: Problem, *, base_url: str, api_key: str) -> float:
+    """Draw from the random numbers that an episode seeds."""
+    complete(base_url, api_key, [{"role": "user", "content": f"Roll {random.random()}."}])
+    return random.random()
+
+
+def asks_warmer(problem: Problem, *, base_url: str, api_key: str) -> float:
+    complete(base_url, api_key, [{"role": "user", "content": "Say."}], temperature=0.7)
+    return 0.0
 
 
 def exits(problem: Problem, *, base_url: str, api_key: str) -> float:

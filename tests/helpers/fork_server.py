@@ -49,6 +49,7 @@ AREAS = {
         "engines",
         "core/rng",
     ),
+    "agents": ("environments/agents",),
     "judging": ("rewards", "environments", "processes"),
     "update": (
         "policy/policy",

@@ -20,21 +20,25 @@ def whole_gradient(
     *,
     reference: PreTrainedModel | None = None,
     is_on_policy: bool = False,
+    weights: list[float] | None = None,
     **options: Any,
 ) -> dict[str, Tensor]:
     """The gradient of the whole minibatch: by the naive equations to the log-probabilities, then by
     autograd.
+
+    `weights` are those of each sample's tokens; None: of samples that share no response.
     """
     scores = plain_scores(network, samples, temperature)
     logprobs = [row.detach().tolist() for row, _ in scores]
     masks = [list(row.mask) for row in samples]
     old = logprobs if is_on_policy else [list(row.old_logprobs or ()) for row in samples]
-    weights = naive.aggregation_weights(
-        [sum(row) for row in masks],
-        [row.group_id for row in samples],
-        options.get("aggregate", "token"),
-        50,
-    )
+    if weights is None:
+        weights = naive.aggregation_weights(
+            [sum(row) for row in masks],
+            [row.group_id for row in samples],
+            options.get("aggregate", "token"),
+            50,
+        )
     surrogate = options.get("surrogate", "clip")
     given = {"clip_low": 0.2, "clip_high": 0.28} | {
         n: options[n] for n in PARAMETERS if n in options

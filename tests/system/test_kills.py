@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ EPISODES = (
     "environment.max_observation_tokens=24",
     "rollout.max_response_tokens=48",
     "reward.verifier=auto",
+)
+AGENTS = (
+    "agent=helpers.faulty_agents:wild",
+    "environment.max_observation_tokens=24",
+    "rollout.max_response_tokens=48",
+)
+FEW_EPISODES = (
+    "train.num_steps=2",
+    "train.save_every=1",
+    "train.eval_every=0",
+    "data.eval=null",
+    "rollout.prompts_per_step=2",
+    "dynamic_sampling.max_groups_per_step=3",
 )
 ASYNC = ("schedule=async", "max_staleness=3")
 SOURCE = ROOT / "src/dapo"
@@ -69,11 +83,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "rollout.engines=2",
         "rollout.max_response_tokens=24",
     ),
+    "agents": AGENTS,
+    "agents async": (*AGENTS, *ASYNC, "rollout.engines=1"),
     "episodes async": (*EPISODES, *ASYNC, "rollout.engines=1"),
     "async": (*ASYNC, "rollout.engines=1", "rollout.max_response_tokens=24"),
 }
 KILLED = tuple(VARIANTS) if "DAPO_KILLS" in os.environ else tuple(VARIANTS)[:1]
 ATTEMPTS_TO_KILL = 5
+KILLS_IN_EPISODES = KILLS // 2 if "DAPO_KILLS" in os.environ else 2
+"""Inside of agents' episodes: 100 with `make nightly`."""
 KILLS_EACH = -(-KILLS // len(KILLED))
 
 
@@ -82,10 +100,16 @@ class Started:
     happened.
     """
 
-    def __init__(self, fork_server: ForkServer, variant: str, folder: Path) -> None:
+    def __init__(
+        self, fork_server: ForkServer, variant: str, folder: Path, options: Sequence[str] = ()
+    ) -> None:
         self.fork_server = fork_server
         self.variant = variant
-        self.command = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, *VARIANTS[variant]]
+        # an option that is given twice is refused
+        all_options = (*OPTIONS, *VARIANTS[variant], *options)
+        values = dict(option.split("=", 1) for option in all_options)
+        given = [f"{name}={value}" for name, value in values.items()]
+        self.command = ["train", str(CONFIGS / "tiny.yaml"), *given]
         if variant == "fork":
             code, _ = self(folder / "parent")
             assert code == 0, output_of(folder / "parent").read_text()
@@ -189,6 +213,35 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
         if killed.total() >= KILLS_EACH:
             break
     assert set(killed) == set(areas) or len(areas) > KILLS_EACH
+
+
+def test_killed_inside_of_an_agents_episode_it_ends_as_if_nothing_had_happened(
+    fork_server: ForkServer, tmp_path: Path
+):
+    """Calls of agents' code are made in their episodes alone: SIGKILL at random ones of them."""
+    start_or_resume = Started(fork_server, "agents", tmp_path, FEW_EPISODES)
+    code, calls = start_or_resume(tmp_path / "whole", count=True)
+    assert code == 0, output_of(tmp_path / "whole").read_text()
+    expected = contents(tmp_path / "whole")
+    rows = metrics(tmp_path / "whole")[1:]
+    assert sum(row["rollout/branches_mean"] for row in rows) > 0
+    chance = random.Random(int(os.environ.get("DAPO_KILLS_SEED", "0")))
+    kills = 0
+    for number in itertools.count():
+        run = tmp_path / f"run{number}"
+        code = -signal.SIGKILL
+        while code:
+            moment: dict[str, object] = {}
+            if kills < KILLS_IN_EPISODES:
+                call = chance.randint(1, int(0.6 * calls["agents"]))
+                moment = {"area": "agents", "calls": call, "signals": [(0, signal.SIGKILL)]}
+            code, _ = start_or_resume(run, **moment)
+            assert code in (0, -signal.SIGKILL), output_of(run).read_text()[-3000:]
+            kills += code != 0
+        assert differences(contents(run), expected) == [], f"after {kills} kills"
+        shutil.rmtree(run)
+        if kills >= KILLS_IN_EPISODES:
+            break
 
 
 @pytest.mark.parametrize(("file", "phase"), [("config.yaml", "start"), ("summary.json", "end")])

@@ -123,7 +123,12 @@ def model_pass_rates(
         assert code.judge is not None
         episodes = None
         if code.environment is not None:
-            episodes = episodes_of(config, loaded.tokenizer, code.environment)
+            episodes = episodes_of(
+                config,
+                loaded.tokenizer,
+                code.environment,
+                positions=getattr(loaded.model.config, "max_position_embeddings", None),
+            )
             sample = episodes.with_prompts(sample)
             encoder = episodes.encoder
         sampler = open_engine_sampler(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from dapo.cli.formatting import right, say, titled_table
+from dapo.environments.agents.nonsense import NOT_DETERMINISTIC as AGENT_NOT_DETERMINISTIC
 from dapo.environments.nonsense import NOT_DETERMINISTIC, Play, rewarded_cut, verdict_on
 from dapo.runs.console import SafeConsole
 from dapo.runs.outcomes import verdict_word
@@ -17,7 +18,8 @@ def print_plays(plays: Sequence[Play], *, verbose: bool) -> None:
     console = SafeConsole()
     say(console, verdict_on(plays), style="bold")
     if any(play.differs for play in plays):
-        say(console, NOT_DETERMINISTIC)
+        is_agent = any(play.is_agent for play in plays)
+        say(console, AGENT_NOT_DETERMINISTIC if is_agent else NOT_DETERMINISTIC)
     cut = rewarded_cut(plays)
     if cut is not None:
         say(console, cut.advice)

@@ -7,6 +7,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.loading import load_callable
 from dapo.core.text import did_you_mean
 from dapo.environments.adapters import GAMES, PACKAGES
+from dapo.environments.agents.worker import PREFIX
 from dapo.rewards.verifier import VERIFIERS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
@@ -30,8 +31,6 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
         raise ConfigError("--reward and --environment contradict each other; give one of them")
     if is_reward:
         return "reward"
-    if name.startswith("agent:"):
-        raise agent_error(name)
     if is_environment:
         return "environment"
     if RunDirectory.is_run(name):
@@ -39,7 +38,7 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
     if name in VERIFIERS:
         return "reward"
     prefix, colon, _ = name.partition(":")
-    if name in GAMES or (colon and prefix in PACKAGES):
+    if name in GAMES or name.startswith(PREFIX) or (colon and prefix in PACKAGES):
         return "environment"
     if not colon:
         near = did_you_mean(name, [*VERIFIERS, *GAMES], otherwise="")
@@ -54,22 +53,12 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
 
 def _kind_of_run(path: str) -> Kind:
     config = load_run_config(RunDirectory.open(path), [])
-    if config.runs_agent and config.reward.verifier in ("auto", "environment"):
-        raise agent_error(path)
-    if config.environment.name is None:
+    if config.environment.name is None and not config.runs_agent:
         return "reward"
     if config.reward.verifier in ("auto", "environment"):
         return "environment"
     raise ConfigError(
         f"{path} has both an environment and a verifier; choose with --environment or --reward"
-    )
-
-
-def agent_error(name: str) -> ConfigError:
-    """Return the error that `dapo test` gives for an agent."""
-    return ConfigError(
-        f"{name}: an agent is not tested without a policy, which it asks; a run with"
-        " train.num_steps=1 plays it, and `dapo view RUN` shows its calls"
     )
 
 

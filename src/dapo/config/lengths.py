@@ -16,6 +16,16 @@ def limit_of_response(config: Config, section: str = "rollout") -> tuple[str, in
     return f"{section}.max_response_tokens", limit
 
 
+def agent_context(config: Config, positions: int | None = None) -> int:
+    """Return the most tokens of an agent's request with its answer.
+
+    `positions` is the number that the model has; None: unknown.
+    """
+    limits = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    context = limits + config.max_observed_tokens
+    return context if positions is None else min(context, positions)
+
+
 def length_as_sum(config: Config, response_tokens: int) -> str:
     """Write the largest length of an episode as a sum, `3616 = 32 + 7 x 512`, with its options.
 

@@ -1,5 +1,6 @@
 """The configuration of a run: its sections, derived values, and checks across sections."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -368,6 +369,7 @@ class Config(Section):
         self._critic_and_prediction_fit()
         self._teacher_fits()
         self._schedule_fits()
+        self._agent_fits()
         if self.loss.old_logprobs == "engine":
             obstacle = self._why_engine_is_not_pi_old()
             if obstacle is not None:
@@ -512,6 +514,38 @@ class Config(Section):
                 "dynamic_sampling.predict=true predicts the groups that Eq. 11 keeps, not those of "
                 "dynamic_sampling.filter, min_spread or mean_between; set one of the two"
             )
+
+    def _agent_fits(self) -> None:
+        """Raise ValueError for options that an agent would leave without effect."""
+        environment = self.environment
+        if environment.command and environment.name is not None:
+            command = shlex.join(environment.command)
+            raise ValueError(
+                f"environment.name={environment.name} and environment.command={command} both play"
+                " the episodes; leave one of them out"
+            )
+        if not self.runs_agent:
+            return
+        agent = str(environment.title).removeprefix("agent:")
+        if environment.tools:
+            raise ValueError(
+                f"environment.tools={', '.join(environment.tools)} cannot be called: the agent"
+                f" {agent} sends its own tools with its requests; leave environment.tools out"
+            )
+        if self.credits_turns:
+            raise ValueError(
+                f"environment.credit=turn needs a reward of each turn, and the agent {agent} gives"
+                " one of its whole episode; set environment.credit=episode"
+            )
+        for option_name, text in (
+            ("data.instruction", self.data.instruction),
+            ("data.system", self.data.system),
+        ):
+            if text:
+                raise ValueError(
+                    f"{option_name} would not be seen: the agent {agent} writes its own messages;"
+                    " write the text there"
+                )
 
     def _teacher_fits(self) -> None:
         loss = self.loss

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CUT = "cut off"
 ANSWERS = ("random text", "a number")
-_ENDED = ("nothing", *ANSWERS)
-KINDS = (*_ENDED, CUT, *_ENDED, *_ENDED)
+ENDED = ("nothing", *ANSWERS)
+KINDS = (*ENDED, CUT, *ENDED, *ENDED)
 """What each turn of an episode is; the first ones have every kind, if time ends the others."""
 BUDGET_S = 1.5
 """The seconds that a start of training spends here at most."""
@@ -47,6 +47,7 @@ class Play:
     episode: Episode
     differs: bool = False
     has_tools: bool = False
+    is_agent: bool = False
 
     @property
     def turns(self) -> int:
@@ -85,12 +86,14 @@ class TextEngine:
         say: Callable[[GenerationRequest], str | None],
         *,
         is_cut: bool = False,
+        keeps_limits: bool = False,
     ) -> None:
-        """With `is_cut` every turn ends at the limit of tokens."""
+        """With `is_cut` every turn ends at the limit of tokens; with `keeps_limits` a long one."""
         self._tokenizer = tokenizer
         self._stop_id = stop_id
         self._say = say
         self._is_cut = is_cut
+        self._keeps_limits = keeps_limits
         self._waiting: list[GenerationRequest] = []
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
@@ -108,7 +111,8 @@ class TextEngine:
         return [self._turn(request) for request in requests]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        raise NotImplementedError("texts are not aborted")
+        self._waiting = [request for request in self._waiting if request.id not in set(request_ids)]
+        return [Generation(name, (), (), "aborted", version=0) for name in request_ids]
 
     def close(self) -> None:
         self._waiting.clear()
@@ -117,6 +121,9 @@ class TextEngine:
         text = self._say(request)
         is_cut = self._is_cut or text is None
         ids = [*self._tokenizer(text or "", add_special_tokens=False)["input_ids"]]
+        if self._keeps_limits and len(ids) >= request.max_new_tokens:
+            is_cut = True
+            ids = ids[: request.max_new_tokens]
         if not is_cut:
             ids.append(self._stop_id)
         logprobs = array("f", [-1.0] * len(ids))
@@ -140,34 +147,13 @@ class NonsensePlayer:
         self._renderer = renderer
         self._starts = starts
         self._options = options
-        self._verifier = build_verifier("environment")
 
     def play_all(self, problems: Sequence[Problem], *, budget_s: float | None = None) -> list[Play]:
-        """Play an episode of each of KINDS, then repeat them in reverse order.
+        """Play as the function `play_all` does.
 
-        Args:
-            problems: problems with the prompts of their environments, which are taken in turn.
-            budget_s: seconds after which no other episode is played; None: all are.
-
-        Returns the episodes that were played to their end.
+        `problems` have the prompts of their environments.
         """
-        half = math.inf if budget_s is None else budget_s / 2
-        started = time.monotonic()
-        plays: list[Play] = []
-        for seed in range(len(KINDS)):
-            play = self._play(problems[seed % len(problems)], seed, started + half)
-            if play is None:
-                break
-            plays.append(play)
-        # state that one episode leaves to the next shows in another order
-        for index in reversed(range(len(plays))):
-            play = plays[index]
-            problem = problems[play.seed % len(problems)]
-            repetition = self._play(problem, play.seed, started + 2 * half)
-            if repetition is None:
-                break
-            plays[index] = replace(play, differs=play.episode != repetition.episode)
-        return plays
+        return play_all(self._play, problems, budget_s=budget_s)
 
     def play(self, problem: Problem, say: Callable[[str], str | None]) -> Episode:
         """Play one episode whose turns `say` returns for the conversation before them, as text.
@@ -184,14 +170,11 @@ class NonsensePlayer:
 
     def _play(self, problem: Problem, seed: int, deadline: float) -> Play | None:
         """Play one episode of nonsense; None if the environment has not answered by the deadline."""
-        kind = KINDS[seed]
-        chance = random.Random(seed)
-        episode = self._episode(
-            problem, seed, lambda request: _nonsense(kind, chance), deadline, is_cut=kind == CUT
-        )
+        say = nonsense_of(seed)
+        episode = self._episode(problem, seed, say, deadline, is_cut=KINDS[seed] == CUT)
         if episode is None:
             return None
-        return Play(seed, kind, episode, has_tools=bool(self._pool.tools))
+        return Play(seed, KINDS[seed], episode, has_tools=bool(self._pool.tools))
 
     def _episode(
         self,
@@ -211,18 +194,11 @@ class NonsensePlayer:
             deadline: the time of `time.monotonic`, or infinity.
             is_cut: whether the turns are cut at the limit of tokens.
         """
-        prompts = self._renderer.prompts
-        prompt_ids = prompts.encode(problem)
-        end = prompts.turn_end
-        stop_id = (
-            self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
-        )
+        request = text_request(self._tokenizer, self._renderer, problem, seed)
+        (stop_id,) = request.stop_ids
         turns = ContinuingEngine(TextEngine(self._tokenizer, stop_id, say, is_cut=is_cut))
         engine = EpisodeEngine(
             turns, self._pool, self._renderer, self._options, starts=self._starts
-        )
-        request = GenerationRequest(
-            "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
         )
         engine.submit([request])
         ended: list[Generation] = []
@@ -233,14 +209,72 @@ class NonsensePlayer:
                 ended = engine.poll()
         finally:
             engine.close()
-        episode = ended[0].episode
-        assert episode is not None
-        text = EpisodeText(episode)
-        verdict = self._verifier.judge_group(problem, [text], [ended[0].token_ids])[0]
-        if verdict.error is not None:
-            error = verdict.error.removeprefix("environment: ")
-            episode = replace(episode, error=error)
+        return judged(problem, ended[0])
+
+
+def play_all(
+    play: Callable[[Problem, int, float], Play | None],
+    problems: Sequence[Problem],
+    *,
+    budget_s: float | None,
+) -> list[Play]:
+    """Play an episode of each of KINDS, then repeat them in reverse order.
+
+    Args:
+        play: Plays a problem with the turns of a seed until a time of the monotonic clock; None: it
+            did not end in time.
+        problems: Are taken in turn.
+        budget_s: Seconds after which no other episode is played; None: all are.
+
+    Returns the episodes that were played to their end.
+    """
+    half = math.inf if budget_s is None else budget_s / 2
+    started = time.monotonic()
+    plays: list[Play] = []
+    for seed in range(len(KINDS)):
+        first = play(problems[seed % len(problems)], seed, started + half)
+        if first is None:
+            break
+        plays.append(first)
+    # state that one episode leaves to the next shows in another order
+    for index in reversed(range(len(plays))):
+        first = plays[index]
+        repetition = play(problems[first.seed % len(problems)], first.seed, started + 2 * half)
+        if repetition is None:
+            break
+        plays[index] = replace(first, differs=first.episode != repetition.episode)
+    return plays
+
+
+def text_request(
+    tokenizer: "PreTrainedTokenizerBase", renderer: TurnRenderer, problem: Problem, seed: int
+) -> GenerationRequest:
+    """Return the request for an episode whose turns are texts, with the token that ends a turn."""
+    prompts = renderer.prompts
+    end = prompts.turn_end
+    stop_id = tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+    prompt_ids = prompts.encode(problem)
+    return GenerationRequest(
+        "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=problem
+    )
+
+
+def judged(problem: Problem, generation: Generation) -> Episode:
+    """Return an episode, whose error is that of its verdict."""
+    episode = generation.episode
+    assert episode is not None
+    verifier = build_verifier("environment")
+    text = EpisodeText(episode)
+    verdict = verifier.judge_group(problem, [text], [generation.token_ids])[0]
+    if verdict.error is None:
         return episode
+    return replace(episode, error=verdict.error.removeprefix("environment: "))
+
+
+def nonsense_of(seed: int) -> Callable[[GenerationRequest], str]:
+    """Return what says the turns of the episode of nonsense of a seed, which KINDS describes."""
+    chance = random.Random(seed)
+    return lambda request: _nonsense(KINDS[seed], chance)
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
@@ -259,7 +293,7 @@ def is_unusable(plays: Sequence[Play]) -> bool:
     that were not played count as well played, so more of them never make an environment usable.
     """
     failed = Counter(play.kind for play in plays if play.error is not None)
-    return all(2 * failed[kind] > KINDS.count(kind) for kind in _ENDED)
+    return all(2 * failed[kind] > KINDS.count(kind) for kind in ENDED)
 
 
 @dataclass(frozen=True)
@@ -298,7 +332,8 @@ def rewarded_cut(plays: Sequence[Play], *, penalty: float = 0.0) -> RewardedCut 
     `penalty` is taken from the reward of a turn that is cut. The reward of wrong answers is the
     mean of the kind of turns with the lowest one.
     """
-    valid = [play for play in plays if play.error is None]
+    # an agent sees that an answer was cut
+    valid = [play for play in plays if play.error is None and not play.is_agent]
     cut = [play.reward - penalty for play in valid if play.kind == CUT]
     wrong = []
     for kind in ANSWERS:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
+from dapo.config.lengths import agent_context
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import own_name
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
 from dapo.environments.agents.engine import AgentEngine
+from dapo.environments.agents.nonsense import NOT_DETERMINISTIC, TOO_SLOW, NonsenseAgents
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
@@ -97,15 +99,24 @@ class Episodes:
         if not is_unusable(plays):
             faults = faults_of(plays, penalty=_penalty_of_a_cut(self.config))
             return [f"warning: environment {name}: {fault}" for fault in faults]
-        failed = sum(play.error is not None for play in plays)
-        again = ""
-        if name == environment.name:
-            again = f"; dapo test {shlex.quote(name)} plays the same episodes"
-        raise ConfigError(
-            f"environment {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
-            " played before the first step; nothing can be learned from episodes that fail\n"
-            f"{failures_table(plays)}\nCorrect the environment{again}"
-        )
+        test_of = name if name == environment.name else None
+        raise _refused("environment", name, plays, test_of=test_of)
+
+
+def _refused(kind: str, name: str, plays: Sequence[Play], *, test_of: str | None) -> ConfigError:
+    """Return the error for an environment or an agent whose episodes of nonsense fail.
+
+    `dapo test TEST_OF` plays the same episodes; None: nothing does.
+    """
+    failed = sum(play.error is not None for play in plays)
+    again = ""
+    if test_of is not None:
+        again = f"; dapo test {shlex.quote(test_of)} plays the same episodes"
+    return ConfigError(
+        f"{kind} {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
+        " played before the first step; nothing can be learned from episodes that fail\n"
+        f"{failures_table(plays)}\nCorrect the {kind}{again}"
+    )
 
 
 def _penalty_of_a_cut(config: Config) -> float | None:
@@ -133,6 +144,9 @@ class AgentEpisodes:
     pool: AgentPool
     renderer: AgentRenderer
     config: Config
+    tokenizer: PreTrainedTokenizerBase
+    max_context: int
+    """The most tokens of a request with its answer."""
 
     @property
     def encoder(self) -> PromptEncoder:
@@ -154,17 +168,41 @@ class AgentEpisodes:
             self.renderer,
             self.config.environment,
             seed_of=seed_of,
-            max_context=(
-                self.config.data.max_prompt_tokens
-                + self.config.rollout.max_response_tokens
-                + self.config.max_observed_tokens
-            ),
+            max_context=self.max_context,
             by_load=not self.config.rollout.is_reproducible,
         )
 
     def try_out(self, problems: Sequence[Problem]) -> list[str]:
-        """Return no warnings: an agent is first heard in the first step."""
-        return []
+        """Start the agent for the first problem with answers of nonsense, and return warnings.
+
+        Raises ConfigError, with a table and the place in the user's code, if it fails whatever the
+        policy says.
+        """
+        plays = self._nonsense.first_plays(problems[0])
+        environment = self.config.environment
+        name = str(environment.title).removeprefix("agent:")
+        if not plays:
+            return [f"warning: agent {name}: {TOO_SLOW}"]
+        last = plays[-1]
+        if last.error is not None:
+            raise _refused("agent", name, plays, test_of=environment.name)
+        return [f"warning: agent {name}: {NOT_DETERMINISTIC}"] if last.differs else []
+
+    def play_nonsense(self, problems: Sequence[Problem]) -> list[Play]:
+        """Play answers of nonsense in episodes of problems."""
+        return self._nonsense.play_all(problems)
+
+    @property
+    def _nonsense(self) -> NonsenseAgents:
+        return NonsenseAgents(
+            self.tokenizer,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            temperature=self.config.rollout.temperature,
+            max_context=self.max_context,
+            by_load=not self.config.rollout.is_reproducible,
+        )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems as they are: the agent writes its own prompts."""
@@ -172,13 +210,35 @@ class AgentEpisodes:
 
 
 def episodes_of(
-    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool | AgentPool
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    pool: EnvironmentPool | AgentPool,
+    *,
+    positions: int | None = None,
 ) -> Episodes | AgentEpisodes:
-    """Return the episodes of an environment or an agent. Raises DataError for the chat template."""
+    """Return the episodes of an environment or an agent. Raises DataError for the chat template.
+
+    `positions` is the number that the model has; None: unknown.
+    """
     if isinstance(pool, AgentPool):
-        agent_renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
-        return AgentEpisodes(pool, agent_renderer, config)
+        return agent_episodes(config, tokenizer, pool, positions=positions)
     return environment_episodes(config, tokenizer, pool)
+
+
+def agent_episodes(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    pool: AgentPool,
+    *,
+    positions: int | None = None,
+) -> AgentEpisodes:
+    """Return the episodes of an agent. Raises DataError for the chat template.
+
+    `positions` is the number that the model has; None: unknown.
+    """
+    renderer = AgentRenderer(tokenizer, config.data, config.environment.history)
+    max_context = agent_context(config, positions)
+    return AgentEpisodes(pool, renderer, config, tokenizer, max_context)
 
 
 def environment_episodes(

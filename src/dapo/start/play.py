@@ -13,6 +13,7 @@ from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
+from dapo.environments.agents.pool import AgentPool
 from dapo.environments.nonsense import KINDS, Play
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.evaluate import EngineSampler, Response, evaluate
@@ -21,7 +22,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.stages import run_path_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.start.check import check, read_data
-from dapo.start.episodes import Episodes, environment_episodes
+from dapo.start.episodes import Episodes, agent_episodes, environment_episodes
 from dapo.start.evaluate import EvalRequest, evaluation_config, open_engine_sampler, run_options
 from dapo.types import Episode, EpisodeText, Problem
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LEAST_OBSERVATION = 64
+_BYTES_PER_TOKEN = 8
+"""The room of a chat in bytes, for one with tokens: limits are for a model's."""
 _MARKS = ("<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content"
@@ -57,8 +60,22 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
         config = build_config(raw, overrides, where="dapo test")
-    with opened(config, _tokenizer_of(name, config)) as episodes:
+    tokenizer = _tokenizer_of(name, config)
+    if config.runs_agent:
+        return _nonsense_of_agent(config, tokenizer)
+    with opened(config, tokenizer) as episodes:
         return nonsense_in(episodes)[0]
+
+
+def _nonsense_of_agent(config: Config, tokenizer: "PreTrainedTokenizerBase | None") -> list[Play]:
+    """Play an agent with answers of nonsense; without a tokenizer, a token is a byte."""
+    problems = load_problems(config.data.train_source, require_answer=False)
+    with AgentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
+        if tokenizer is not None:
+            return agent_episodes(config, tokenizer, pool).play_nonsense(problems)
+        episodes = agent_episodes(config, _byte_tokenizer(), pool)
+        roomy = replace(episodes, max_context=_BYTES_PER_TOKEN * episodes.max_context)
+        return roomy.play_nonsense(problems)
 
 
 @contextmanager
@@ -71,8 +88,8 @@ def opened(
     """
     if config.runs_agent:
         raise ConfigError(
-            "an agent cannot be played here: it asks the policy itself, over an endpoint; a run"
-            " starts it once with nonsense before its first step"
+            "an agent cannot be played here: it asks the policy itself, over an endpoint; dapo test"
+            " agent:module:function plays it with nonsense"
         )
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
         if tokenizer is not None:

@@ -190,7 +190,8 @@ def read_model_and_encoder(
     if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
     else:
-        episodes = episodes_of(config, loaded.tokenizer, environment)
+        positions = getattr(loaded.model.config, "max_position_embeddings", None)
+        episodes = episodes_of(config, loaded.tokenizer, environment, positions=positions)
         encoder = episodes.encoder
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:

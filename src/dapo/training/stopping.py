@@ -148,6 +148,12 @@ def _advice_on_lengths(truncated: float, config: Config | None) -> str:
             " data.instruction"
         )
     option, limit = limit_of_response(config)
+    if config.runs_agent:
+        return (
+            f"{truncated:.0%} of the episodes are cut at {option}={limit}, and an agent gets an"
+            " empty answer after a turn that is cut: raise it, or let the agent ask for shorter"
+            " answers"
+        )
     return (
         f"{truncated:.0%} of the episodes are cut at {option}={limit}, and their environment does"
         " not answer a turn that is cut: raise it, or request shorter turns in the prompt of reset"

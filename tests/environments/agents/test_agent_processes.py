@@ -69,6 +69,22 @@ def test_children_and_connections_of_an_agent_that_ends_well_end_with_it(pool: A
     wait_until(lambda: not set(processes()) - set(before), what="the end of all processes")
 
 
+def test_a_library_that_an_episode_imports_is_there_in_later_ones_unless_it_keeps_a_key(
+    pool: AgentPool,
+):
+    played = agents_of(pool, OPTIONS)
+    found = []
+    for number, (module, keeps) in enumerate(
+        [("colorsys", False), ("tabnanny", True), ("helpers.tables", False)] * 2
+    ):
+        asked = to_play("imports_late", f"{number}", module=module, keeps=keeps)
+        (episode,) = played.play([asked]).values()
+        assert episode.episode is not None
+        found.append(episode.episode.components["was_there"])
+    # modules beside the agent's are the user's code, which may draw random numbers
+    assert found == [0, 0, 0, 1, 0, 0]
+
+
 def test_nothing_listens_beyond_loopback(pool: AgentPool):
     inodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():

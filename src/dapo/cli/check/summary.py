@@ -9,6 +9,7 @@ from dapo.algo.surrogate_table import SURROGATES
 from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
+from dapo.config.lengths import agent_context
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.option_fields import changed_paper_values, option_text
 from dapo.data.demonstrations import load_demonstrations
@@ -147,6 +148,20 @@ def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Itera
         )
 
 
+def _episodes_line(config: Config) -> str:
+    environment = config.environment
+    if config.runs_agent:
+        return (
+            f"  episodes    {environment.title}: at most {environment.max_turns} calls, each with its answer in"
+            f" {agent_context(config):,} tokens"
+        )
+    label = ", ".join(filter(None, [environment.title, *environment.tools]))
+    return (
+        f"  episodes    {label}: at most {environment.max_turns} turns; up to"
+        f" {config.max_observed_tokens:,} observed tokens, which never train"
+    )
+
+
 def _step(config: Config) -> Iterator[str]:
     rollout = config.rollout
     train = config.train
@@ -180,12 +195,7 @@ def _step(config: Config) -> Iterator[str]:
         f"({rollout.max_response_tokens:,} per response)"
     )
     if config.plays_episodes:
-        environment = config.environment
-        label = ", ".join(filter(None, [environment.title, *environment.tools]))
-        yield (
-            f"  episodes    {label}: at most {environment.max_turns} turns; up to"
-            f" {config.max_observed_tokens:,} observed tokens, which never train"
-        )
+        yield _episodes_line(config)
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts ="
         f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of"

@@ -205,8 +205,9 @@ async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Resp
         dialect.read(body),
         model=_text_of(body, "model"),
         template_kwargs=_mapping_of(body, "chat_template_kwargs"),
+        is_retry=_says_retry(request),
+        idempotency_key=request.headers.get("idempotency-key") or None,
     )
-    agent_request = replace(agent_request, is_retry=_says_retry(request, asked))
     pending = asked.submit(agent_request)
     is_streamed = bool(body.get("stream"))
     answered: asyncio.Future[Any]
@@ -289,10 +290,7 @@ def _session_of(request: "Request", find: Callable[[str, str | None], Asked]) ->
     return asked
 
 
-def _says_retry(request: "Request", asked: Asked) -> bool:
+def _says_retry(request: "Request") -> bool:
     """Return True if the client says that it sends a request again."""
-    idempotency_key = request.headers.get("idempotency-key")
-    if idempotency_key and isinstance(asked, Session) and asked.is_repeated(idempotency_key):
-        return True
     count = request.headers.get("x-stainless-retry-count", "0")
     return count.isdigit() and int(count) > 0

@@ -28,6 +28,10 @@ repeat the last one or because they cannot be answered; then it is an error.
 """
 
 
+DID_NOTHING = "the agent did nothing for"
+"""How the error of an agent begins that neither asks nor ends within its time limit."""
+
+
 @dataclass(eq=False)
 class _Exchange:
     """A request and its calls, with the clients that wait for the answers."""
@@ -35,6 +39,7 @@ class _Exchange:
     key: str
     calls: list[Call]
     waiting: list[Pending] = field(default_factory=list)
+    idempotency_key: str | None = None
     is_asked: bool = True
     """False in an episode that is repeated, until its agent has sent the request again."""
     num_deliveries: int = 0
@@ -183,15 +188,6 @@ class AgentEngine(EngineLayer):
         self._engine.submit(turns)
         return [self._end(running) for running in ended]
 
-    def wait_for_agents(self, timeout_s: float) -> bool:
-        """Wait until an agent has asked or ended; return False if none has within this time."""
-        deadline = time.monotonic() + timeout_s
-        while not any(running.agent.session.is_waiting for running in self._running.values()):
-            if time.monotonic() > deadline:
-                return False
-            self._pool.wait()
-        return True
-
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = [self._running[name] for name in request_ids]
         for running in chosen:
@@ -304,7 +300,7 @@ class AgentEngine(EngineLayer):
             outcome = session.outcome
             is_late = running.agent not in is_settled or (self._by_load and not session.is_waiting)
             if is_late and running.error is None:
-                running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+                running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
             elif outcome is not None and running.error is None:
                 running.error = outcome.error
                 running.result = outcome.result
@@ -360,7 +356,8 @@ class AgentEngine(EngineLayer):
             new.append((pending, *prepared))
         num_new = sum(len(prompts) for _, prompts, _ in new)
         for pending, prompts, parent in new:
-            exchange = _Exchange(pending.request.key, [], [pending])
+            request = pending.request
+            exchange = _Exchange(request.key, [], [pending], request.idempotency_key)
             running.exchanges.append(exchange)
             for new_ids in prompts:
                 room = running.num_left // num_new
@@ -375,15 +372,20 @@ class AgentEngine(EngineLayer):
         """Return the exchange whose request a client repeats, or None.
 
         It repeats one if it says so, if the first one's client has gone without the answer, or if
-        the agent did nothing else since.
+        the agent did nothing else since. Where clients name their requests, the names decide.
         """
         asked = [exchange for exchange in running.exchanges if exchange.is_asked]
         equal = [exchange for exchange in asked if exchange.key == request.key]
         if not equal:
             return None
+        name = request.idempotency_key
+        named = [exchange for exchange in equal if exchange.idempotency_key == name]
+        if name is not None and named:
+            return named[-1]
         exchange = equal[-1]
         was_left = not exchange.is_read and exchange.is_left
-        is_last = exchange.is_read and exchange is asked[-1]
+        has_other_name = name is not None and exchange.idempotency_key is not None
+        is_last = exchange.is_read and exchange is asked[-1] and not has_other_name
         return exchange if request.is_retry or was_left or is_last else None
 
     def _prepared(
@@ -643,7 +645,7 @@ class AgentEngine(EngineLayer):
             for repetition in repetitions:
                 running = repetition.running
                 if running.agent not in settled:
-                    running.error = f"the agent did nothing for {self._config.timeout_s:g} s"
+                    running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
                 else:
                     self._repeat_answer(repetition)
         for running in restarted:
@@ -723,6 +725,7 @@ class _Repetition:
         else:
             return False
         exchange.is_asked = True
+        exchange.idempotency_key = exchange.idempotency_key or pending.request.idempotency_key
         exchange.waiting.append(pending)
         return True
 

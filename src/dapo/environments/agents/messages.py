@@ -42,6 +42,8 @@ class AgentRequest:
     """Further fields that would make the answer's distribution another than the policy's."""
     is_retry: bool = field(default=False, compare=False)
     """Whether the client says that it repeats a request which it sent before."""
+    idempotency_key: str | None = field(default=None, compare=False)
+    """The client's own name of the request: a repetition has the same one, another has another."""
     model: str | None = field(default=None, compare=False)
     """The model that the client names; an agent's is the policy, whatever the name."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -69,7 +71,7 @@ class AgentRequest:
 
     def without_messages(self) -> "AgentRequest":
         """Return the request without what a call stores beside it."""
-        return replace(self, messages=(), prompt=None, template_kwargs={})
+        return replace(self, messages=(), prompt=None, template_kwargs={}, idempotency_key=None)
 
     def options_json(self) -> dict[str, Any]:
         """Return the options of the request as JSON values, without those that have the default."""

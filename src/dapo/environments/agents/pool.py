@@ -1,5 +1,6 @@
 """Agents in processes of their own, and the endpoint that they speak to."""
 
+import shlex
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -116,9 +117,10 @@ class AgentPool(WorkerPool):
             )
         except ConfigError as error:
             self.server.close()
-            is_anonymous = str(error).startswith("the worker process")
-            where = f"environment.name={config.name}: " if is_anonymous else ""
-            raise ConfigError(f"{where}{error}") from None
+            option = f"environment.name={config.name}"
+            if config.name is None:
+                option = f"environment.command={shlex.join(config.command)}"
+            raise ConfigError(f"{option}: {error}") from None
         self._num_opened = 0
         self.waited_s = 0.0
         """The seconds that the engine has waited for agents."""

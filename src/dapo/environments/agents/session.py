@@ -109,7 +109,6 @@ class Session:
         self._arrived: list[Pending] = []
         self._num_waiting_chars = 0
         self._num_arrivals = 0
-        self._idempotency_keys: set[str] = set()
         self._rewards: list[Any] = []
         self._outcome: Outcome | None = None
         self._is_closed = False
@@ -138,13 +137,6 @@ class Session:
             self._lock.notify_all()
         self._on_arrival()
         return pending
-
-    def is_repeated(self, idempotency_key: str) -> bool:
-        """Return True if a client has sent a request with this key before, and remember it."""
-        with self._lock:
-            is_known = idempotency_key in self._idempotency_keys
-            self._idempotency_keys.add(idempotency_key)
-        return is_known
 
     def refuse(self, reason: str) -> None:
         """Count a request that is answered with an error, while the agent runs."""

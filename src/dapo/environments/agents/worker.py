@@ -2,16 +2,21 @@
 
 import asyncio
 import gc
+import importlib
 import inspect
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 from dapo.core.errors import ConfigError
@@ -25,6 +30,9 @@ PREFIX = "agent:"
 _MAX_PROCESSES = 65536
 """Of all agents; each agent's own supervisor bounds its processes."""
 _MAX_REASON_CHARS = 1000
+_MAX_NAMES_BYTES = 2**17
+_MAX_TAKEN = 8
+"""The episodes whose imports are repeated: later ones import little that is new."""
 
 
 def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
@@ -37,23 +45,91 @@ def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 
     # the kernel takes the ends of these processes, on which nothing here waits
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    imports = _LateImports()
     # the collector of a child would write to every object, and so copy its page
     gc.freeze()
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
+        imports.repeat()
         pid = os.fork()
         if pid:
             return {"pid": pid}
         try:
-            _monitor(spec, message, play)
+            _monitor(spec, message, play, imports)
         finally:
             os._exit(1)
 
     return {"tools": []}, answer
 
 
+_LIBRARIES = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")
+)
+
+
+class _LateImports:
+    """What libraries import at their first call, which each episode's process would do again.
+
+    A client of OpenAI imports for 150 ms of processor time when it is made and first asked.
+    """
+
+    def __init__(self) -> None:
+        # messages of processes that end at once stay apart, as they would not in a pipe
+        self._receiver, self._sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._num_left = _MAX_TAKEN
+
+    def repeat(self) -> None:
+        """Import, in the process that loads the code, what episodes have imported since."""
+        while self._num_left:
+            try:
+                sent = self._receiver.recv(_MAX_NAMES_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            self._num_left -= 1
+            # an agent may write here anything
+            with suppress(ValueError, TypeError):
+                for name in json.loads(sent):
+                    with suppress(Exception):
+                        importlib.import_module(name)
+            gc.freeze()
+
+    def send(self, known: frozenset[str], message: Mapping[str, Any]) -> None:
+        """Send the names of installed modules that an episode has imported, if none keeps its key.
+
+        Args:
+            known: The names that were imported before it.
+            message: The start of the episode.
+        """
+        modules = [
+            module
+            for name, module in list(sys.modules.items())
+            if name not in known and _is_installed(module)
+        ]
+        own = {message["key"], message["url"]}
+        for module in modules:
+            # isinstance would load what a module makes at its first use
+            texts = {value for value in vars(module).values() if type(value) is str}
+            if texts & own:  # it has read the environment, which is that of one episode
+                return
+        names = json.dumps([module.__name__ for module in modules]).encode()
+        if modules and len(names) < _MAX_NAMES_BYTES:
+            with suppress(OSError):  # enough has been sent
+                self._sender.send(names, socket.MSG_DONTWAIT)
+
+
+def _is_installed(module: Any) -> bool:
+    """Return True for a module of Python or of an installed library, which is no user's code."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not isinstance(file, str):
+        return False
+    return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
+
+
 def _monitor(
-    spec: dict[str, Any], message: dict[str, Any], play: Callable[[Problem, str, str], Any]
+    spec: dict[str, Any],
+    message: dict[str, Any],
+    play: Callable[[Problem, str, str], Any],
+    imports: _LateImports,
 ) -> None:
     """Run the process above an agent's: it ends with the agent, or when the episode ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -82,7 +158,9 @@ def _monitor(
     os.dup2(write_end, 2)
     os.close(write_end)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    known = frozenset(sys.modules)
     report = _report(message, play)
+    imports.send(known, message)
     sys.stdout.flush()
     sys.stderr.flush()
     control.sendall(json.dumps(report).encode() + b"\n")
@@ -119,7 +197,7 @@ def _plain(result: Any) -> Any:
 
 def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
     """Return a function that plays with the user's function, or its class's method `run`."""
-    function: Any = load_callable(name, error=ConfigError, option=f"environment.name={PREFIX}")
+    function: Any = load_callable(name, error=ConfigError, option="")
     if inspect.isclass(function):
         agent: Any = function(**options)
         function = agent.run
@@ -131,7 +209,7 @@ def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, 
     first = next(iter(parameters), None)
     if first is None:
         raise ConfigError(
-            f"environment.name={PREFIX}{name}: expected a function of the problem, such as"
+            "expected a function of the problem, such as"
             " solve(problem, *, base_url, api_key), got one without parameters"
         )
 
@@ -167,7 +245,12 @@ def row_of(problem: Problem) -> dict[str, Any]:
 
 
 def _command(command: list[str]) -> Callable[[Problem, str, str], Any]:
-    """Return a function that plays with a command, whose last line is the reward."""
+    """Return a function that plays with a command, whose last line is the reward.
+
+    Raises ConfigError if there is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"there is no program {command[0]!r} here or on the PATH")
 
     def play(problem: Problem, url: str, key: str) -> Any:
         row = json.dumps(row_of(problem), ensure_ascii=False, default=str)

@@ -299,7 +299,10 @@ def _cut_off(
     if has_answered:
         reason = "they continue after their answer"
     elif config.plays_episodes:
-        reason = "their environment does not answer a turn that is cut"
+        who = "environment does not answer"
+        if config.runs_agent:
+            who = "agent gets an empty answer after"
+        reason = f"their {who} a turn that is cut"
     else:
         reason = "they are judged before they have answered"
     shorter = "request shorter answers in data.instruction"
@@ -307,6 +310,8 @@ def _cut_off(
     where = f"the limit of {limit} tokens"
     if config.plays_episodes:
         shorter = "request shorter turns in the prompt of reset, or in data.instruction"
+        if config.runs_agent:
+            shorter = "let the agent ask for shorter answers, or send a smaller max_tokens"
         what = "episodes"
         is_of_turn = option == "environment.max_turn_tokens"
         where += " of a turn" if is_of_turn else ", which all turns of an episode share"
