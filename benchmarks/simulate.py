@@ -1,7 +1,7 @@
 """`make simulate`: the controller at the paper's size and around it, with nothing behind it that
 computes.
 
-512 prompts x 16 responses of up to 20,480 tokens, two of three groups without a signal. Each size
+512 prompts x 16 responses of up to 20,480 tokens, about two of three groups without a signal. Each size
 runs in a process of its own. Writes a results file, and prints its tables.
 """
 
