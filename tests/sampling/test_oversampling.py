@@ -1,5 +1,6 @@
 """How many groups are in flight: enough to fill the batch in one wave, and no batch depends on it."""
 
+import math
 from math import ceil, exp, lgamma
 
 import pytest
@@ -122,16 +123,31 @@ def test_most_batches_take_one_wave_and_every_one_trains_on_the_same_groups():
         assert sum(batch.group_counts.values()) == len(batch.decided) + undecided
 
 
+def tokens(batches: list[Batch]) -> int:
+    return sum(batch.num_generated_tokens for batch in batches)
+
+
 def test_groups_beyond_the_expected_number_begin_in_free_slots_only():
-    alone, polls, _ = sampled(0.0, steps=5, slots=16, script=random_script)
-    full, polls_with, _ = sampled(1.0, steps=5, slots=16, script=random_script)
-    assert trained(full) == trained(alone)
-    # 16 slots for more than 32 groups of 2: free only behind the last ones
+    # about 130 groups of 2 for 200 slots
+    expected, polls, _ = sampled(0.0, steps=12, slots=200, script=random_script)
+    enough, polls_with, _ = sampled(1.0, steps=12, slots=200, script=random_script)
+    assert trained(enough) == trained(expected)
     assert sum(polls_with) <= sum(polls)
-    more = sum(batch.num_generated_tokens for batch in full) / sum(
-        batch.num_generated_tokens for batch in alone
-    )
-    assert 1.0 <= more < 1.06
+    assert 1.0 < tokens(enough) / tokens(expected) < 1.1
+
+
+def test_a_group_in_vain_is_worth_its_time_only_where_it_is_a_small_share_of_the_engine():
+    _, _, expected = sampled(0.0, steps=4, slots=16, script=random_script)
+    _, _, full = sampled(1.0, steps=4, slots=16, script=random_script)
+    assert [each.id for each in full.submitted] == [each.id for each in expected.submitted]
+    chosen = sampler(prompts=512)
+    chosen.load_state_dict({"kept": 2048 / 3, "decided": 2048.0})
+    # the groups needed have a standard deviation of 65: z is 0 up to sqrt(2 pi) 65 = 163
+    beyond = {
+        groups: chosen.sufficient_target(512, oversampling=0.25, engine_groups=groups) - 1536
+        for groups in (64, 160, 256, 1024, math.inf)
+    }
+    assert list(beyond.values()) == [0, 0, 61, 110, 110]
 
 
 def test_a_batch_that_was_undone_asks_for_the_same_groups_again():

@@ -269,18 +269,14 @@ class BatchCollector:
 
     def num_to_submit(self, *, lookahead: int) -> int:
         """Return how many groups to begin, of this batch and of `lookahead` later ones."""
+        slots = math.inf if self.sampling.slots is None else self.sampling.slots
+        size = self.sampling.plan.group_size
         return self.queue.num_to_submit(
             oversampling=self.sampling.oversampling,
-            free_groups=self.free_groups,
+            engine_groups=slots / size,
+            free_groups=(slots - len(self.in_flight)) / size,
             lookahead=lookahead,
         )
-
-    @property
-    def free_groups(self) -> float:
-        """The number of groups that would run at once, without waiting for a slot."""
-        if self.sampling.slots is None:
-            return math.inf
-        return (self.sampling.slots - len(self.in_flight)) // self.sampling.plan.group_size
 
     def submit_next(self) -> None:
         position, problem = self.next_problem()

@@ -16,14 +16,14 @@ from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
 
 CONFIDENCE = 0.95
-"""The probability with which the groups in flight fill the batch, where `oversampling` allows it.
+"""The largest probability with which the groups in flight shall fill the batch.
 
-It follows from the cost. With z its normal quantile, 1 % more groups in flight make a second wave
-of responses phi(z) sqrt(shortfall / (1 - keep rate)) percentage points less likely. At 95 % and a
-keep rate of 1/3 that is 2.9 for 512 groups and 0.7 for 32: about where 1 % of the tokens is worth
-1 % of the time. At 99 % it is 0.7 and 0.2.
+With z its normal quantile, 1 % more groups in flight make a second wave of responses
+phi(z) sqrt(shortfall / (1 - keep rate)) percentage points less likely. At 95 % and a keep rate of
+1/3 that is 2.9 for 512 groups and 0.7 for 32: about where 1 % of the tokens is worth 1 % of the
+time. At 99 % it is 0.7 and 0.2.
 """
-_QUANTILE = NormalDist().inv_cdf(CONFIDENCE)
+_LARGEST_QUANTILE = NormalDist().inv_cdf(CONFIDENCE)
 REWARD_TEST = "dapo test VERIFIER --data DATA"
 """The command that tests a reward, if the run's own verifier and data are not known."""
 
@@ -76,21 +76,36 @@ class DynamicSampler:
         """Return how many undecided groups are expected to meet the shortfall."""
         return math.ceil(self._expected(shortfall))
 
-    def sufficient_target(self, shortfall: int, *, oversampling: float) -> int:
-        """Return how many undecided groups meet the shortfall with a probability of CONFIDENCE.
+    def sufficient_target(
+        self, shortfall: int, *, oversampling: float, engine_groups: float = math.inf
+    ) -> int:
+        """Return how many undecided groups most likely meet the shortfall.
 
-        The number of groups kept among n is binomial, and its rate known from w decided groups
+        The number of groups kept among n is binomial, and its rate p known from w decided groups
         only: a beta-binomial distribution with the mean n p and the variance
         n p (1 - p) (w + n) / (w + 1) (Gelman et al., Bayesian Data Analysis, 3rd ed., table A.2).
         By its normal approximation the result solves
         n p - shortfall + 1/2 = z sqrt(n p (1 - p) (w + n) / (w + 1)), a quadratic equation in n.
-        It is at least the expected number, and at most `oversampling` more.
+
+        z follows from the cost, as in the newsvendor problem. With sd the standard deviation of the
+        groups that a batch needs, one group more in flight makes a second wave phi(z) / sd less
+        likely, and takes 1 / engine_groups of the time of a wave where the engine is full. The two
+        are equal at phi(z) = sd / engine_groups; z is 0 where even the first is not worth its time,
+        and at most the quantile of CONFIDENCE.
+
+        Args:
+            shortfall: The number of informative groups that are missing.
+            oversampling: The largest share of groups beyond the expected number, whatever z.
+            engine_groups: The number of groups that the engines decode at a time.
         """
-        expected = self._expected(shortfall)
-        limit = (1 + oversampling) * expected
+        fewest = self.in_flight_target(shortfall)
+        z = self._quantile(engine_groups)
+        if z == 0:
+            return fewest
+        limit = (1 + oversampling) * self._expected(shortfall)
         keep_rate = self._kept / self._decided
         known = self._known_groups
-        spread = _QUANTILE**2 * keep_rate * (1 - keep_rate) / (known + 1)
+        spread = z**2 * keep_rate * (1 - keep_rate) / (known + 1)
         needed = max(0.0, shortfall - 0.5)  # the continuity correction
         quadratic = keep_rate**2 - spread
         if quadratic > 0:
@@ -98,7 +113,7 @@ class DynamicSampler:
             root = math.sqrt(half_linear**2 - quadratic * needed**2)
             limit = min(limit, (half_linear + root) / quadratic)
         # else the keep rate is known too badly: no number of groups suffices
-        return max(self.in_flight_target(shortfall), math.floor(limit))
+        return max(fewest, math.floor(limit))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running keep rate and the window of verifier errors, exact in JSON."""
@@ -120,6 +135,19 @@ class DynamicSampler:
         (sum of d^i)^2 / (sum of d^2i), with d the decay and `_decided` the first sum.
         """
         return 2 * self._decided / (2 - self._decided * (1 - self._decay))
+
+    def _quantile(self, engine_groups: float) -> float:
+        """Return z of `sufficient_target`; 0 where no group beyond the expected number pays."""
+        keep_rate = self._kept / self._decided
+        n = self.prompts_per_step / keep_rate
+        known = self._known_groups
+        variance = n * keep_rate * (1 - keep_rate) * (known + n) / (known + 1)
+        density = math.sqrt(2 * math.pi * variance) / keep_rate / engine_groups
+        if density >= 1:
+            return 0.0
+        if density == 0:
+            return _LARGEST_QUANTILE
+        return min(_LARGEST_QUANTILE, math.sqrt(-2 * math.log(density)))
 
     def _outcome_of(self, group: Group) -> Outcome:
         valid = [verdict for verdict in group.verdicts if verdict.error is None]
