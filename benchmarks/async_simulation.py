@@ -19,6 +19,7 @@ from statistics import fmean
 
 from benchmarks.scripted_engine import ScriptedEngine
 from benchmarks.simulation_fakes import KEEP_RATE, LengthDistribution, num_right
+from dapo.config.options import GPU_OVERSAMPLING
 from dapo.config.rollout_options import ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
@@ -209,6 +210,7 @@ def simulate(
         max_staleness=eta,
         lookahead=lambda step: max(0, min(eta // 2, steps - step)),
         by_load=clock == "load",
+        oversampling=GPU_OVERSAMPLING,
     )
     batches: list[Batch] = []
     generation: list[float] = []

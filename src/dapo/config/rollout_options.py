@@ -192,7 +192,7 @@ class DynamicSamplingConfig(Section):
     oversampling: Annotated[Float | None, Auto] = option(
         None,
         "Largest share of groups in flight beyond the number that is expected to fill the batch."
-        " They begin in free slots only, so many that 95 % of the batches wait for no second wave of"
+        " They begin in free slots only, and no more than fill 95 % of the batches in one wave of"
         " responses. none or auto: 0.25 on a GPU; 0 on a CPU, where each sequence takes its time.",
         only_with="dynamic_sampling.enabled",
         ge=0,
