@@ -148,7 +148,7 @@ def main() -> int:
         nargs="*",
         help=(
             "print what dynamic_sampling.oversampling saves (oversampling_simulation.py) by these"
-            " tables, all by default, and nothing else"
+            " tables, all but large by default, and nothing else"
         ),
     )
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -158,7 +158,7 @@ def main() -> int:
         print(json.dumps(simulate(Size(**json.loads(arguments.one)))))
         return 0
     if arguments.oversampling is not None:
-        for name in arguments.oversampling or TABLES:
+        for name in arguments.oversampling or ("sizes", "engines", "shares"):
             for line in rows(TABLES[name]):
                 print(line, flush=True)
             print()
