@@ -1,13 +1,16 @@
 """`make simulate ARGS="--max-staleness 0 1 2 4"`: how long a step takes for each bound, with the
 real controller.
 
-Responses have log-normal lengths, and one group of three carries a signal. An engine without a
-model counts the seconds that it would take: a decode step in 12 ms and 20 us per running sequence,
-all sequences running at once. An update takes as long as generation does with `sync`, or
+Responses have log-normal lengths, and a group carries a signal with a probability of a third. An
+engine without a model counts the seconds that it would take: a decode step in 12 ms and 20 us per
+running sequence, all sequences running at once. An update takes as long as generation does with `sync`, or
 `--update-share` of it, on other hardware. A simulated token stands for TOKENS of them.
 """
 
+import heapq
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -15,7 +18,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.scripted_engine import ScriptedEngine
-from benchmarks.simulation_fakes import LengthDistribution
+from benchmarks.simulation_fakes import KEEP_RATE, LengthDistribution, num_right
+from dapo.config.options import GPU_OVERSAMPLING
 from dapo.config.rollout_options import ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
@@ -39,22 +43,72 @@ UNCOUNTED = 4
 class ClockedEngine(ScriptedEngine):
     """Counts the seconds that its polls would take, and the processor time of its own."""
 
-    def __init__(self, lengths: LengthDistribution) -> None:
+    def __init__(
+        self,
+        lengths: LengthDistribution,
+        *,
+        step_s: float = STEP_S,
+        sequence_s: float = SEQUENCE_S,
+        slots: int | None = None,
+    ) -> None:
+        """`slots`: the sequences that run at a time; None: all."""
         super().__init__(lambda request: response(lengths.length(request.seed)))
         self.seconds = self.own_s = 0.0
+        self._step_s = step_s
+        self._sequence_s = sequence_s
+        self._free = math.inf if slots is None else slots
+        self._waiting: deque[str] = deque()
+        # the poll in which each running sequence ends, as a dictionary and as a queue
+        self._ends: dict[str, int] = {}
+        self._queue: list[tuple[int, int, str]] = []
+        self._num_started = 0
 
     def poll(self) -> list[Generation]:
-        self.seconds += TOKENS * (STEP_S + SEQUENCE_S * len(self.in_flight))
+        self.seconds += TOKENS * (self._step_s + self._sequence_s * len(self._ends))
         with self.timed():
-            return super().poll()
+            self.polls += 1
+            finished = []
+            while self._queue and self._queue[0][0] <= self.polls:
+                end, _, name = heapq.heappop(self._queue)
+                if self._ends.get(name) == end:
+                    finished.append(self._sequences.pop(name))
+                    self._leave(name)
+            self._start()
+            return [self._generation(seq.request, seq.token_ids, seq.finish) for seq in finished]
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         with self.timed():
             super().submit(requests)
+            self._waiting.extend(request.id for request in requests)
+            self._start()
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         with self.timed():
-            return super().abort(request_ids)
+            for name in request_ids:
+                sequence = self._sequences[name]
+                end = self._ends.get(name, self.polls + sequence.delay)
+                sequence.polls = sequence.delay - (end - self.polls)
+                self._leave(name)
+            stopped = super().abort(request_ids)
+            self._start()
+            return stopped
+
+    def _start(self) -> None:
+        """Let waiting sequences run while slots are free."""
+        while self._waiting and self._free > 0:
+            name = self._waiting.popleft()
+            if name not in self._sequences:  # it was aborted
+                continue
+            end = self.polls + self._sequences[name].delay
+            self._ends[name] = end
+            self._num_started += 1
+            heapq.heappush(self._queue, (end, self._num_started, name))
+            self._free -= 1
+
+    def _leave(self, name: str) -> None:
+        """Free the slot of a sequence, if it has one."""
+        if self._ends.pop(name, None) is not None:
+            self._free += 1
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -86,14 +140,16 @@ class SimulatedWeights(NewWeights):
 
 
 class Judge:
-    """One problem of three carries a signal, the others are all right or all wrong."""
+    """A problem carries a signal with a given probability; the others are all right or all wrong."""
+
+    def __init__(self, keep_rate: float = KEEP_RATE) -> None:
+        self._keep_rate = keep_rate
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        number = int(problem.id)
         count = len(responses)
-        right = (count // 2, 0, count)[number % 3]
+        right = num_right(int(problem.id), count, keep_rate=self._keep_rate)
         future: Future[tuple[Verdict, ...]] = Future()
         future.set_result(
             tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count))
@@ -154,6 +210,7 @@ def simulate(
         max_staleness=eta,
         lookahead=lambda step: max(0, min(eta // 2, steps - step)),
         by_load=clock == "load",
+        oversampling=GPU_OVERSAMPLING,
     )
     batches: list[Batch] = []
     generation: list[float] = []

@@ -33,6 +33,7 @@ from benchmarks.simulation_fakes import (
     TimedEncoder,
 )
 from dapo.config import Config, dump_config
+from dapo.config.options import GPU_OVERSAMPLING
 from dapo.core.rng import keyed_seed
 from dapo.data.byte_level import byte_alphabet
 from dapo.data.stream import ProblemStream
@@ -160,6 +161,8 @@ class Simulation:
                 encoder=encoder,
                 plan=sampling_plan(self.config.rollout, (stop_id,), seed=self.config.train.seed),
                 reward=partial(shaped_reward, config=self.config),
+                oversampling=GPU_OVERSAMPLING,
+                slots=SLOTS,
             ),
             policy=trainer,
             tracker=Tracker([JsonlSink(run.metrics)], recorder),

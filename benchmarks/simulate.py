@@ -1,7 +1,7 @@
 """`make simulate`: the controller at the paper's size and around it, with nothing behind it that
 computes.
 
-512 prompts x 16 responses of up to 20,480 tokens, two of three groups without a signal. Each size
+512 prompts x 16 responses of up to 20,480 tokens, about two of three groups without a signal. Each size
 runs in a process of its own. Writes a results file, and prints its tables.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.async_simulation import GROUP_SIZE, table
 from benchmarks.machine import describe_commit, describe_machine, today
+from benchmarks.oversampling_simulation import TABLES, rows
 from benchmarks.worker_session import ROOT
 from dapo.config import load_config
 
@@ -141,11 +142,26 @@ def main() -> int:
         default="history",
         help="with --max-staleness: rollout.clock",
     )
+    parser.add_argument(
+        "--oversampling",
+        choices=tuple(TABLES),
+        nargs="*",
+        help=(
+            "print what dynamic_sampling.oversampling saves (oversampling_simulation.py) by these"
+            " tables, all but large by default, and nothing else"
+        ),
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(simulate(Size(**json.loads(arguments.one)))))
+        return 0
+    if arguments.oversampling is not None:
+        for name in arguments.oversampling or ("sizes", "engines", "shares"):
+            for line in rows(TABLES[name]):
+                print(line, flush=True)
+            print()
         return 0
     if arguments.max_staleness:
         for prompts in (

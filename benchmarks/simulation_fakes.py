@@ -35,6 +35,8 @@ RARE = 2e-5
 """The share of tokens that are not ASCII: then about one response in ten makes Python keep two
 bytes per character.
 """
+KEEP_RATE = 1 / 3
+"""The probability that a problem carries a signal (Eq. 11)."""
 RESPONSES_PER_MESSAGE = 16
 """Number of responses in one message of an engine."""
 BETWEEN = "metrics, log, checkpoint"
@@ -253,9 +255,20 @@ class Link:
             return [self._shared_rows.generation(generation) for generation in received]
 
 
+def num_right(number: int, count: int, *, keep_rate: float = KEEP_RATE) -> int:
+    """Return how many of `count` responses to a problem are right, drawn from its number.
+
+    Some are with the probability `keep_rate`, all and none with half of the rest.
+    """
+    signal, share = keyed_uniforms(keyed_seed("signal", number), 2)
+    if signal < keep_rate:
+        return 1 + int(share * (count - 1))
+    return count if share < 0.5 else 0
+
+
 class Judge:
-    """Verifiers in other processes: a problem of three carries a signal, the others are all right
-    or all wrong.
+    """Verifiers in other processes: a problem carries a signal with the probability KEEP_RATE, the
+    others are all right or all wrong.
     """
 
     def __init__(self, clock: Clock, moved: dict[str, int]) -> None:
@@ -273,9 +286,8 @@ class Judge:
             )
             self._moved["controller to verifiers"] += sum(len(task.request) for task in tasks)
         with self._clock.inside(VERIFIERS):
-            number = int(problem.id)
             count = len(responses)
-            right = {0: 1 + number % (count - 1), 1: 0, 2: count}[number % 3]
+            right = num_right(int(problem.id), count)
             future: Future[tuple[Verdict, ...]] = Future()
             future.set_result(
                 tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count))

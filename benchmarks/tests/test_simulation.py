@@ -33,7 +33,7 @@ def found() -> dict:
 
 def test_a_step_of_the_simulation_is_a_step_of_the_paper_in_small(found):
     for step in found["steps"]:
-        assert 0.15 < step["keep_rate"] < 0.7  # one problem of three carries a signal
+        assert 0.15 < step["keep_rate"] < 0.7  # a third of the problems carry a signal
         assert step["groups"] >= 8
         assert 0 < step["tokens_trained"] < step["tokens"]
         assert 0 < step["truncated"] < 0.3

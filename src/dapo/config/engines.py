@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from dapo.core.plugins import PluginTable
 
+VLLM_MAX_SEQUENCES = 256
+"""The sequences that a vLLM engine decodes at a time."""
+
 
 @dataclass(frozen=True)
 class EngineKind:
@@ -39,6 +42,9 @@ class EngineKind:
     """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences.
     """
 
+    max_sequences: int | None = None
+    """The sequences that an engine decodes at a time, if no option of its section bounds them."""
+
     @property
     def needs_process(self) -> bool:
         return self.open is None
@@ -59,6 +65,7 @@ OWN_ENGINES: Mapping[str, EngineKind] = {
         receives_weights=True,
         pages_cache=True,
         cache_option="cache_gib",
+        max_sequences=VLLM_MAX_SEQUENCES,
     ),
 }
 """The engines of this package."""

@@ -34,6 +34,9 @@ PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_bytes()
 )
 """The options that each method sets by default."""
+# dynamic_sampling.oversampling: auto. Beyond it small batches save little more time, and the tokens
+# grow (docs/lab/scale.md)
+GPU_OVERSAMPLING = 0.25
 
 if TYPE_CHECKING:
     PresetName: TypeAlias = str
@@ -184,6 +187,14 @@ class Config(Section):
     @property
     def max_groups_per_step(self) -> int:
         return self.dynamic_sampling.max_groups_per_step or 10 * self.rollout.prompts_per_step
+
+    @property
+    def oversampling(self) -> float:
+        """The value of `dynamic_sampling.oversampling`, after `train.device` was resolved."""
+        share = self.dynamic_sampling.oversampling
+        if share is not None:
+            return share
+        return 0.0 if self.train.device == "cpu" else GPU_OVERSAMPLING
 
     @property
     def updates_per_step(self) -> int:

@@ -128,6 +128,15 @@ class RolloutConfig(Section):
         return ENGINES[self.engine]
 
     @property
+    def slots(self) -> int | None:
+        """The sequences that all engines decode at a time; None: not known of the engine."""
+        kind = self.engine_kind
+        sequences = kind.max_sequences
+        if kind.cache_option is not None and not kind.pages_cache:
+            sequences = getattr(self.engine_options, kind.cache_option)
+        return None if sequences is None else sequences * max(1, self.engines)
+
+    @property
     def is_reproducible(self) -> bool:
         """True if a resumed run repeats the engine's requests and samples."""
         return self.clock != "load"
@@ -179,6 +188,15 @@ class DynamicSamplingConfig(Section):
         "Largest number of groups judged per step; at that number an incomplete batch trains."
         " none: ten times rollout.prompts_per_step.",
         unit="groups",
+    )
+    oversampling: Annotated[Float | None, Auto] = option(
+        None,
+        "Largest share of groups in flight beyond the number that is expected to fill the batch."
+        " They begin in free slots only, and no more than fill 95 % of the batches in one wave of"
+        " responses. none or auto: 0.25 on a GPU; 0 on a CPU, where each sequence takes its time.",
+        only_with="dynamic_sampling.enabled",
+        ge=0,
+        le=10,
     )
     filter: Annotated[str | None, BeforeValidator(_function_only)] = option(
         None,

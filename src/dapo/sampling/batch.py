@@ -2,6 +2,7 @@
 generated. What is in flight when the batch closes is aborted, and comes again.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -82,6 +83,10 @@ class Sampling:
     """Computes the shaped reward of a response; None where its verdict is an error."""
     by_load: bool = False
     """Whether verdicts take effect as soon as they are there (`rollout.clock: load`)."""
+    oversampling: float = 0.0
+    """The largest share of groups in flight beyond the expected number."""
+    slots: int | None = None
+    """The sequences that the engines decode at a time; None: all that are in flight."""
 
     engine_version: int | None = None  # version of the engine's weights; None: load them
     start: SamplingStart | None = None  # the state before the newest batch
@@ -258,9 +263,20 @@ class BatchCollector:
         return self.selector.summarize(final, self.queue.decided)
 
     def refill(self) -> None:
-        """Submit groups until as many are in flight as the batch is likely to need."""
-        for _ in range(self.queue.num_to_submit()):
+        """Submit groups until as many are in flight as the batch will most likely need."""
+        for _ in range(self.num_to_submit(lookahead=0)):
             self.submit_next()
+
+    def num_to_submit(self, *, lookahead: int) -> int:
+        """Return how many groups to begin, of this batch and of `lookahead` later ones."""
+        slots = math.inf if self.sampling.slots is None else self.sampling.slots
+        size = self.sampling.plan.group_size
+        return self.queue.num_to_submit(
+            oversampling=self.sampling.oversampling,
+            engine_groups=slots / size,
+            free_groups=(slots - len(self.in_flight)) / size,
+            lookahead=lookahead,
+        )
 
     def submit_next(self) -> None:
         position, problem = self.next_problem()

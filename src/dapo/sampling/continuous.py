@@ -211,7 +211,7 @@ class ContinuousCollector(BatchCollector):
         self.sample_until_the_update_ends()
 
     def refill(self) -> None:
-        for _ in range(self.queue.num_to_submit(lookahead=self.lookahead)):
+        for _ in range(self.num_to_submit(lookahead=self.lookahead)):
             self.submit_next()
 
     def poll(self) -> None:

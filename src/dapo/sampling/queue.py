@@ -5,6 +5,7 @@ first to finish would favour short responses. The batch is full with the `prompt
 informative group. Nothing here knows an engine or a verifier.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -147,15 +148,37 @@ class GroupQueue:
         dropped = count_dropped(self._groups)
         return f"{len(self._judged)} judged: {dropped}" if dropped else ""
 
-    def num_to_submit(self, *, lookahead: int = 0) -> int:
-        """Return how many groups more to have in flight, at the running keep rate.
+    def num_to_submit(
+        self,
+        *,
+        oversampling: float = 0.0,
+        engine_groups: float = math.inf,
+        free_groups: float = math.inf,
+        lookahead: int = 0,
+    ) -> int:
+        """Return how many groups more to have in flight.
 
-        `lookahead` is the number of later batches whose groups are begun as well.
+        These are as many as are expected to fill the batch, and beyond them, in free slots only, as
+        many as will most likely fill it: a batch that falls short waits for another longest
+        response. Where the engines are full, a group that may be in vain would take the time of one
+        that is needed.
+
+        Args:
+            oversampling: The largest share of groups beyond the expected number.
+            engine_groups: The number of groups that the engines decode at a time.
+            free_groups: The number of groups for which the engines have free slots.
+            lookahead: The number of later batches whose groups are begun as well.
         """
         sampler = self._sampler
-        target = sampler.in_flight_target(self.shortfall + lookahead * sampler.prompts_per_step)
-        limit = (1 + lookahead) * sampler.max_groups_per_step
-        return min(target - len(self.undecided), limit - self._num_submitted)
+        num_undecided = len(self.undecided)
+        wanted = self.shortfall + lookahead * sampler.prompts_per_step
+        expected = sampler.in_flight_target(wanted) - num_undecided
+        target = sampler.sufficient_target(
+            self.shortfall, oversampling=oversampling, engine_groups=engine_groups
+        )
+        sufficient = target - num_undecided
+        limit = (1 + lookahead) * sampler.max_groups_per_step - self._num_submitted
+        return int(min(max(expected, min(sufficient, free_groups)), limit))
 
     def add(self, group: UndecidedGroup) -> None:
         """Add a group behind all others."""

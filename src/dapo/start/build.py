@@ -143,6 +143,8 @@ def build_sampling(
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
         by_load=not config.rollout.is_reproducible,
+        oversampling=config.oversampling,
+        slots=config.rollout.slots,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from dapo.config.engines import VLLM_MAX_SEQUENCES
 from dapo.core.errors import EngineError
 from dapo.core.files import atomic_file, cache_folder
 from dapo.core.interfaces import use_loopback_interface
@@ -38,7 +39,6 @@ GPU_MEMORY = 0.9
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
-MAX_SEQUENCES = 256  # that an engine decodes at a time
 # positions that a step computes at most: vLLM's default of 2048 lets prompts wait
 _BATCH_TOKENS = 8192
 _CAUSE_CHARS = 600
@@ -56,7 +56,7 @@ class VllmOptions:
     cache_gib: float | None  # None: what the device has room for
     max_tokens: int  # the longest prompt and response together
     temperatures: tuple[float, float]  # the lowest and the highest besides 0
-    max_sequences: int = MAX_SEQUENCES
+    max_sequences: int = VLLM_MAX_SEQUENCES
     tensor_parallel: int = 1
     # every request has a seed of its own, and a step ends before the next is scheduled
     reproducible: bool = True
