@@ -172,7 +172,7 @@ class TimedTrainer(TrainerGroup):
 
     def rss_bytes(self) -> tuple[int, int]:
         """The resident memory of all ranks, now and at most so far, with what they map."""
-        pids = [worker.pid for worker in self._workers if isinstance(worker, LocalWorker)]
+        pids = [worker.pid for worker in self._workers if isinstance(worker, CountedWorker)]
         return sum(map(rss_bytes, pids)), peak_rss_bytes(pids) - peak_rss_bytes()
 
     def weights(self, *, version: int) -> Any:
