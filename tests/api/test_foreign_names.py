@@ -52,6 +52,10 @@ def refusal(call: Any) -> str:
     return str(refused.value)
 
 
+class Game:
+    """An environment."""
+
+
 def pasted(message: str) -> str:
     """The call in a message."""
     lines = message.splitlines()
@@ -211,6 +215,17 @@ SINGLE: dict[str, tuple[Any, str]] = {
     "epochs": (
         lambda: dapo.train(data=ROWS, prompts_per_step=2, epochs=2),
         "epochs=2 is steps=8 here: 8 rows x 2 / prompts_per_step=2",
+    ),
+    "env": (lambda: dapo.train(env=Game), "env=Game is environment=Game here"),
+    "environment_factory": (
+        lambda: dapo.train(environment_factory=Game),
+        "environment_factory=Game is environment=Game here",
+    ),
+    "loss_fn": (lambda: dapo.train(loss_fn=digits), "loss_fn=digits is loss=digits here"),
+    "patience": (lambda: dapo.train(early_stopping_patience=3), "`dapo.STOP`, returned by"),
+    "verl's rows": (
+        lambda: dapo.train(**{"data.train_files": ROWS}),
+        "data.train_files=ROWS is data=ROWS here",
     ),
     "compute_score": (
         lambda: dapo.train(compute_score=digits),

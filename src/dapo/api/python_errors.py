@@ -30,6 +30,14 @@ class WrongCall(ConfigError, TypeError):
     """A call lacks an argument, or has one that the function does not take."""
 
 
+class NoMetric(KeyError):
+    """A step has no metric of this name."""
+
+    def __str__(self) -> str:
+        # that of KeyError has quotes around the sentence
+        return str(self.args[0])
+
+
 class CallInterrupted(KeyboardInterrupt):
     """Ctrl-C stopped a call; the message says how to continue."""
 
@@ -155,6 +163,8 @@ def _for_python(
         trace = error.__cause__.__traceback__
         while trace and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             trace = trace.tb_next
+        if isinstance(error.__cause__, NoMetric):
+            trace = _without_package(trace)
         return error.__cause__.with_traceback(trace)
     if isinstance(error, DapoError):
         error.args = (in_python(mask_text(str(error)), arguments),)

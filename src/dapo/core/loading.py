@@ -142,6 +142,21 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     return function
 
 
+def call_text(name: str, function: Callable[..., Any]) -> str:
+    """Return a function with its parameters, without types.
+
+    >>> def reward(completions: list[str], limit: int = 3, **columns) -> float: ...
+    >>> call_text("reward", reward)
+    'reward(completions, limit=3, **columns)'
+    """
+    signature = inspect.signature(function)
+    parameters = [
+        str(parameter.replace(annotation=parameter.empty))
+        for parameter in signature.replace(return_annotation=signature.empty).parameters.values()
+    ]
+    return f"{name}({', '.join(parameters)})"
+
+
 def own_name(path: str) -> str:
     """Return the name that the user gave to a function or class.
 

@@ -17,6 +17,8 @@ from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.nonsense import (
     BUDGET_S,
+    FAILING_BUDGET_S,
+    KINDS,
     NonsensePlayer,
     Play,
     failures_table,
@@ -70,7 +72,8 @@ class Episodes:
         try:
             begun = self.starts.with_prompts(problems)
         except DataError as error:
-            raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
+            name = self.config.environment.name
+            raise DataError(f"environment.name={name}: {error}") from error
         self.renderer.require_exact(begun[:_PROVEN])
         return begun
 
@@ -91,9 +94,13 @@ class Episodes:
         Raises ConfigError, with a table and the place in the user's code, if the environment fails
         whatever the policy says.
         """
+        self._require_reward()
         plays = self.play_nonsense(problems, budget_s=BUDGET_S)
+        # on a busy machine, too few to tell
+        if len(plays) < len(KINDS) and any(play.error is not None for play in plays):
+            plays = self.play_nonsense(problems, budget_s=FAILING_BUDGET_S)
         environment = self.config.environment
-        name = own_name(environment.name or ", ".join(environment.tools))
+        name = self._name()
         if not is_unusable(plays):
             faults = faults_of(plays, penalty=_penalty_of_a_cut(self.config))
             return [f"warning: environment {name}: {fault}" for fault in faults]
@@ -105,6 +112,26 @@ class Episodes:
             f"environment {name}: {failed} of {len(plays)} episodes of nonsense failed, which are"
             " played before the first step; nothing can be learned from episodes that fail\n"
             f"{failures_table(plays)}\nCorrect the environment{again}"
+        )
+
+    def _name(self) -> str:
+        environment = self.config.environment
+        return ", ".join(map(own_name, environment.tools)) or own_name(str(environment.name))
+
+    def _require_reward(self) -> None:
+        """Raise ConfigError if all episodes would have a reward of 0."""
+        if self.pool.has_reward or self.config.reward.verifier not in ("auto", "environment"):
+            return
+        environment = self.config.environment
+        if environment.name is None:
+            raise ConfigError(
+                "environment.tools give no reward: set reward.verifier to what judges the last"
+                " turn, for example reward.verifier=math"
+            )
+        name = own_name(environment.name)
+        raise ConfigError(
+            f"environment {name}: it has no get_reward, so every episode would have a reward of 0:"
+            " define get_reward(self), or set reward.verifier"
         )
 
 

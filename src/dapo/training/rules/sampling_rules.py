@@ -298,6 +298,8 @@ def _cut_off(
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
     if has_answered:
         reason = "they continue after their answer"
+    elif config.runs_agent:
+        reason = "their agent reads answers that are cut, and then empty ones"
     elif config.plays_episodes:
         reason = "their environment does not answer a turn that is cut"
     else:
@@ -307,6 +309,8 @@ def _cut_off(
     where = f"the limit of {limit} tokens"
     if config.plays_episodes:
         shorter = "request shorter turns in the prompt of reset, or in data.instruction"
+        if config.runs_agent:
+            shorter = "request shorter answers in the messages of the agent"
         what = "episodes"
         is_of_turn = option == "environment.max_turn_tokens"
         where += " of a turn" if is_of_turn else ", which all turns of an episode share"
