@@ -273,6 +273,19 @@ SINGLE: dict[str, tuple[Any, str]] = {
         lambda: dapo.Run("x").evaluate(ROWS, temprature=0),
         "unknown option temprature; did you mean temperature?",
     ),
+    "resume's steps by position": (lambda: dapo.resume("x", 20), 'dapo.resume("x", steps=20)'),
+    "a run's step": (lambda: dapo.Run("x").step, "run.state.step is its newest step"),
+    "a run's misspelt": (lambda: dapo.Run("x").rolouts, "did you mean rollouts?"),
+    "rows as model": (lambda: dapo.train(ROWS), "got a list; rows are data=ROWS"),
+    "questions as rows": (
+        lambda: dapo.train("tiny-random", data=["What is 1 + 1?"]),
+        "data: got a list of texts, which are files; rows are dicts",
+    ),
+    "a model in place of a run": (
+        lambda: dapo.compare("x", "tiny-random"),
+        "there is no run 'x'; with a model it is run.compare('x')",
+    ),
+    "a result of another module": (lambda: dapo.StepResult, "`dapo.environments.StepResult`"),
     "export's": (lambda: dapo.Run("x").export(output_dir="y"), 'output_dir="y" is path="y" here'),
 }
 

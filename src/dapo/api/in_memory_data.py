@@ -13,7 +13,13 @@ from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.terminal import to_json, warn
 from dapo.core.text import quoted
 from dapo.core.typed_values import to_json_values
-from dapo.data.sources.rows import data_value, describe_texts, lost_type, with_arrow_messages
+from dapo.data.sources.rows import (
+    PROMPT_COLUMNS,
+    data_value,
+    describe_texts,
+    lost_type,
+    with_arrow_messages,
+)
 
 TRAIN_FILE = "train.jsonl"
 HELD_OUT_FILE = "held_out.jsonl"
@@ -57,6 +63,7 @@ def stored_data(data: Data, file: Path, *, argument: str) -> StoredData:
     if data is None:
         return StoredData(None)
     data = _rows_of_columns(data, argument)
+    _require_no_questions(data, argument)
     sets = _named_sets(data)
     is_dataset_dict = isinstance(data, Mapping) and type(data) is not dict
     if sets is not None and is_dataset_dict and argument != "eval_data":
@@ -119,7 +126,18 @@ def stored_arguments(
     return stored, keywords
 
 
-_QUESTIONS = ("prompt", "question", "problem", "messages")
+def _require_no_questions(data: Data, argument: str) -> None:
+    """Raise DataError for a list of questions, which would be taken for files."""
+    if not isinstance(data, list | tuple) or not is_source(data):
+        return
+    if any(re.search(r"\s", str(item)) and not Path(item).exists() for item in data):
+        raise DataError(
+            f"{argument}: got a list of texts, which are files; rows are dicts,"
+            ' {"prompt": QUESTION, "answer": ANSWER}'
+        )
+
+
+_QUESTIONS = (*PROMPT_COLUMNS, "messages")
 
 
 def _rows_of_columns(data: Data, argument: str) -> Data:

@@ -48,6 +48,10 @@ def model_name(model: Any, name: str = "model") -> Any:
     The configuration answers other values of YAML. Raises ConfigError for a model or a tokenizer in
     memory, and for any other object.
     """
+    if isinstance(model, list | tuple):
+        raise ConfigError(
+            f"{name}: expected a name, a directory or a run, got a list; rows are data=ROWS"
+        )
     if isinstance(model, _OF_YAML):
         return model
     if isinstance(model, os.PathLike):

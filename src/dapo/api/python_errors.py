@@ -107,7 +107,10 @@ def _foreign_names(
     if is_method:
         named.pop("self", None)
         by_position.remove("self")
-    extra = [each for each in by_position if each in by_name]
+    if name == "resume" and isinstance(named.get("reward"), int) and "reward" in by_position:
+        by_position[by_position.index("reward")] = "steps"
+        named["steps"] = named.pop("reward")
+    extra = [each for each in by_position if each in by_name or each == "steps"]
     takes_options = inspect.Parameter.VAR_KEYWORD in kinds.values()
     called = Function(name, [each for each in order if each != "self"], takes_options)
     if not extra and not may_be_foreign(called, named):
@@ -122,6 +125,8 @@ def _foreign_names(
 def _label(function: Callable[..., Any]) -> str:
     """Return the name of a function as it is called: `dapo.train`, `run.evaluate`."""
     owner, _, name = function.__qualname__.rpartition(".")
+    if owner == "Chat":
+        return "run.chat" if name == "__call__" else f"run.chat.{name}"
     return f"{owner.lower() or 'dapo'}.{name}"
 
 
