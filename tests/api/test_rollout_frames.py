@@ -62,8 +62,8 @@ def test_a_column_that_a_table_lacks_is_answered_with_the_nearest(run: dapo.Run)
         KeyError, match="there is no column 'reward/maen'; did you mean reward/mean"
     ):
         run.metrics["reward/maen"]
-    with pytest.raises(KeyError, match=r"^there is no column 'respons'; did you mean response"):
-        run.rollouts["respons"]
+    with pytest.raises(KeyError, match=r"^there is no column 'responses'; did you mean response"):
+        run.rollouts["responses"]
     assert len(run.rollouts[run.rollouts["step"] == 1]) > 0
 
 
