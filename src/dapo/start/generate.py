@@ -146,7 +146,7 @@ def live_sampler(run: TrainingRun, options: SamplingOptions) -> EngineSampler:
 
 
 def answers_of(
-    sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
+    sampler: EngineSampler, prompt: Any, *, check: Callable[[], None] = lambda: None
 ) -> Any:
     """Sample answers to one or several prompts, or rows; call `check()` before each poll.
 
