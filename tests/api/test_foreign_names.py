@@ -276,7 +276,7 @@ SINGLE: dict[str, tuple[Any, str]] = {
     "resume's steps by position": (lambda: dapo.resume("x", 20), 'dapo.resume("x", steps=20)'),
     "a run's step": (lambda: dapo.Run("x").step, "run.state.step is its newest step"),
     "a run's misspelt": (lambda: dapo.Run("x").rolouts, "did you mean rollouts?"),
-    "rows as model": (lambda: dapo.train(ROWS), "got a list; rows are data=ROWS"),
+    "rows as model": (lambda: dapo.train(ROWS), "; rows are data=ROWS"),
     "questions as rows": (
         lambda: dapo.train("tiny-random", data=["What is 1 + 1?"]),
         "data: got a list of texts, which are files; rows are dicts",

@@ -50,7 +50,7 @@ def model_name(model: Any, name: str = "model") -> Any:
     """
     if isinstance(model, list | tuple):
         raise ConfigError(
-            f"{name}: expected a name, a directory or a run, got a list; rows are data=ROWS"
+            f"{name}: {_expected(model, 'a name, a directory or a run')}; rows are data=ROWS"
         )
     if isinstance(model, _OF_YAML):
         return model
