@@ -1,5 +1,6 @@
 """Functions that `dapo.train` calls: they observe a run, sample from it, end it or fail."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 import dapo
-from dapo.api.callbacks import call
+from dapo.api.callbacks import StepMetrics, call
 from helpers.tables import for_each_row
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
@@ -101,6 +102,12 @@ def test_an_answer_of_a_callback_without_effect_is_refused_at_the_first_step(
     [
         ({"on_step": 5}, "on_step: expected a function or a list of functions, got 5"),
         ({"on_evaluation": [5]}, "on_evaluation: expected a function or a list of functions"),
+        ({"on_step": _is_async}, "on_step: _is_async is async; expected a plain function"),
+        ({"on_end": _is_async}, "on_end: _is_async is async"),
+        (
+            {"on_evaluation": _raises_stop_iteration, "on_end": _raises_stop_iteration},
+            "on_end: _raises_stop_iteration(run, metrics) is called as _raises_stop_iteration(run)",
+        ),
         ({"on_end": "print"}, "on_end: expected a function or a list of functions, got 'print'"),
         (
             {"sinks": [5]},
@@ -115,6 +122,21 @@ def test_what_is_no_callback_is_refused_before_anything_is_written(
         dapo.train("tiny-random", run_dir="run", **(TRAINED | arguments))
     assert message in str(refused.value)
     assert not Path("run").exists()
+
+
+@for_each_row(
+    ("name", "answer"),
+    [
+        ("reward/maen", "no metric 'reward/maen' in step 2; did you mean reward/mean?"),
+        ("eval/held_out/accuracy", "evaluations are not made after each step"),
+        ("xyzzy", "`list(metrics)` has all names"),
+    ],
+)
+def test_a_metric_that_a_step_lacks_is_answered_with_the_nearest_name(name: str, answer: str):
+    metrics = StepMetrics({"step": 2, "reward/mean": 0.5})
+    with pytest.raises(KeyError, match=re.escape(answer)):
+        metrics[name]
+    assert metrics.get(name) is None
 
 
 def test_evaluations_reach_their_callback_from_the_first_one_on():
@@ -203,7 +225,9 @@ def test_a_script_shows_its_own_frames_only_of_an_error_in_its_callback(tmp_path
     done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count('File "') == 2
-    assert done.stderr.endswith("KeyError: 'no such metric'\n")
+    assert done.stderr.endswith(
+        "no metric 'no such metric' in step 1; `list(metrics)` has all names\n"
+    )
     assert "python_errors.py" not in done.stderr
 
 

@@ -52,6 +52,10 @@ def refusal(call: Any) -> str:
     return str(refused.value)
 
 
+class Game:
+    """An environment."""
+
+
 def pasted(message: str) -> str:
     """The call in a message."""
     lines = message.splitlines()
@@ -212,6 +216,17 @@ SINGLE: dict[str, tuple[Any, str]] = {
         lambda: dapo.train(data=ROWS, prompts_per_step=2, epochs=2),
         "epochs=2 is steps=8 here: 8 rows x 2 / prompts_per_step=2",
     ),
+    "env": (lambda: dapo.train(env=Game), "env=Game is environment=Game here"),
+    "environment_factory": (
+        lambda: dapo.train(environment_factory=Game),
+        "environment_factory=Game is environment=Game here",
+    ),
+    "loss_fn": (lambda: dapo.train(loss_fn=digits), "loss_fn=digits is loss=digits here"),
+    "patience": (lambda: dapo.train(early_stopping_patience=3), "`dapo.STOP`, returned by"),
+    "verl's rows": (
+        lambda: dapo.train(**{"data.train_files": ROWS}),
+        "data.train_files=ROWS is data=ROWS here",
+    ),
     "compute_score": (
         lambda: dapo.train(compute_score=digits),
         "compute_score=digits is reward=digits here",
@@ -258,6 +273,19 @@ SINGLE: dict[str, tuple[Any, str]] = {
         lambda: dapo.Run("x").evaluate(ROWS, temprature=0),
         "unknown option temprature; did you mean temperature?",
     ),
+    "resume's steps by position": (lambda: dapo.resume("x", 20), 'dapo.resume("x", steps=20)'),
+    "a run's step": (lambda: dapo.Run("x").step, "run.state.step is its newest step"),
+    "a run's misspelt": (lambda: dapo.Run("x").rolouts, "did you mean rollouts?"),
+    "rows as model": (lambda: dapo.train(ROWS), "; rows are data=ROWS"),
+    "questions as rows": (
+        lambda: dapo.train("tiny-random", data=["What is 1 + 1?"]),
+        "data: got a list of texts, which are files; rows are dicts",
+    ),
+    "a model in place of a run": (
+        lambda: dapo.compare("x", "tiny-random"),
+        "there is no run 'x'; with a model it is run.compare('x')",
+    ),
+    "a result of another module": (lambda: dapo.StepResult, "`dapo.environments.StepResult`"),
     "export's": (lambda: dapo.Run("x").export(output_dir="y"), 'output_dir="y" is path="y" here'),
 }
 

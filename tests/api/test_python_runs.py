@@ -12,6 +12,7 @@ import sys
 import threading
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +194,20 @@ def test_rows_of_each_kind_are_written_as_they_are(kind: str, tmp_path: Path):
     assert kind != "a DataFrame of pandas" or [row["level"] for row in found] == [None, *range(7)]
 
 
+def test_columns_that_are_lists_are_rows_and_named_sets_stay_sets():
+    from dapo.api.in_memory_data import stored_data
+
+    file = Path("rows.jsonl")
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    assert stored_data(columns, file, argument="data").rows == {file: ROWS}
+    conversations = {"messages": [[{"role": "user", "content": "1 + 1 ="}]]}
+    assert stored_data(conversations, file, argument="data").rows == {
+        file: [{"messages": conversations["messages"][0]}]
+    }
+    sets = stored_data({"easy": ROWS[:2], "hard": ROWS[2:]}, file, argument="eval_data")
+    assert [len(rows) for rows in sets.rows.values()] == [2, 6]
+
+
 def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
     datasets = pytest.importorskip("datasets")
     from dapo.api.in_memory_data import stored_data, write_rows
@@ -303,6 +318,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a lambda": (
         {"reward": lambda completions: [1.0]},
         "reward: the source of a lambda cannot be copied",
+    ),
+    "a lambda as environment": (
+        {"environment": lambda: None},
+        "write it as a class with reset(problem, seed) and step(action)",
+    ),
+    "a lambda as loss": (
+        {"loss": lambda *tensors: None},
+        "def loss(logprobs, old_logprobs, advantages, mask, weights): return LOSS, METRICS",
+    ),
+    "a parameter of the environment": (
+        {"environment": Fraction, "numerator": 3},
+        'numerator is a parameter of Fraction, not of dapo: write **{"environment.options":',
+    ),
+    "schemas as tools": (
+        {"tools": [{"type": "function"}]},
+        "tools: expected functions, whose types and docstrings are their schemas",
+    ),
+    "a class within a section": (
+        {"environment": {"name": Fraction, "options": {"numerator": 2}}},
+        'environment="fractions:Fraction": Fraction has no method reset',
+    ),
+    "an agent without data": ({"data": None, "agent": "my_agent:solve"}, "data is missing"),
+    "one row": ({"data": dict(ROWS[0])}, "data: got one row; rows are a list of dicts"),
+    "columns of two lengths": (
+        {"data": {"prompt": ["1 + 1 =", "2 + 2 ="], "answer": ["2"]}},
+        "columns that are lists of one length, got prompt: 2, answer: 1",
+    ),
+    "an event's function of one parameter": (
+        {"on_step": lambda metrics: None},
+        "on_step: <lambda>(metrics) is called as <lambda>(run, metrics)",
     ),
     "columns that the data has not": (
         {"reward": "dapo.rewards.examples:nothing"},

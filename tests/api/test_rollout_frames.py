@@ -57,6 +57,16 @@ def test_the_metric_of_a_copied_function_has_its_name_alone(run: dapo.Run):
     assert names == ["reward/component/length", "reward/component/digits"]
 
 
+def test_a_column_that_a_table_lacks_is_answered_with_the_nearest(run: dapo.Run):
+    with pytest.raises(
+        KeyError, match="there is no column 'reward/maen'; did you mean reward/mean"
+    ):
+        run.metrics["reward/maen"]
+    with pytest.raises(KeyError, match=r"^there is no column 'responses'; did you mean response"):
+        run.rollouts["responses"]
+    assert len(run.rollouts[run.rollouts["step"] == 1]) > 0
+
+
 def test_columns_and_steps_are_chosen_by_name(run: dapo.Run):
     part = run.read_rollouts(steps=2, columns=["column.level", "component.length", "response"])
     assert list(part) == ["column.level", "component.length", "response"]

@@ -134,7 +134,12 @@ def test_functions_are_tools_alone_and_with_a_class():
             "tool untyped: .* a tool needs types in its signature",
         ),
         (None, [f"{NAME}missing"], ConfigError, "has no 'missing'"),
-        (f"{NAME}multiply", [], ConfigError, "making one with no options raised TypeError"),
+        (
+            f"{NAME}multiply",
+            [],
+            ConfigError,
+            "needs a and b: set environment.options={a: VALUE, b: VALUE}",
+        ),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused_in_a_sentence(

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import torch
 
 from dapo.config import Config, build_config
 from dapo.core.errors import ConfigError, DataError
-from dapo.environments.nonsense import KINDS, is_suspicious
+from dapo.environments.nonsense import BUDGET_S, KINDS, Play, is_suspicious
 from dapo.environments.pool import EnvironmentPool
 from dapo.start.episodes import Episodes, episodes_of
-from dapo.start.play import play_nonsense
+from dapo.start.play import nonsense_in, play_nonsense
 from dapo.types import Problem
 from helpers.chat_templates import tokenizer
 from helpers.tables import for_each_row
@@ -60,8 +61,10 @@ TOOL = (f"environment.tools=[{MODULE}:triple]",)
         ("Good", ()),
         ("Tool", ()),
         ("ToolWithText", ()),
-        (None, TOOL),
+        (None, (*TOOL, "reward.verifier=math")),
         ("ToolWithText", TOOL),
+        ("Coroutines", ()),
+        ("NoReward", ("reward.verifier=math",)),
     ],
 )
 def test_each_form_of_an_environment_starts_without_a_warning(name, options):
@@ -95,6 +98,47 @@ def test_an_environment_that_fails_whatever_is_said_is_refused_with_the_users_li
     assert head.startswith(f"environment {MODULE}:{name}: {failed} of 10 episodes of nonsense")
     assert sum(cause in line for line in table) >= 3
     assert "(environment.py" not in str(refusal)
+
+
+@for_each_row(
+    ("name", "options", "advice"),
+    [
+        (None, TOOL, "environment.tools give no reward: set reward.verifier"),
+        ("NoReward", (), "it has no get_reward, so every episode would have a reward of 0"),
+    ],
+)
+def test_an_environment_that_rewards_nothing_is_refused(name, options, advice):
+    refusal, _ = start(name, *options)
+    assert isinstance(refusal, ConfigError)
+    assert advice in str(refusal)
+
+
+def test_on_a_busy_machine_an_environment_that_fails_is_played_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with episodes("Raises") as opened:
+        begun = opened.with_prompts(PROBLEMS)
+        plays = opened.play_nonsense(begun)
+
+        def play_in_time(self: Episodes, problems: object, *, budget_s: float) -> list[Play]:
+            return plays[:2] if budget_s == BUDGET_S else plays
+
+        monkeypatch.setattr(Episodes, "play_nonsense", play_in_time)
+        with pytest.raises(ConfigError, match="9 of 10 episodes of nonsense failed"):
+            opened.try_out(begun)
+
+
+def test_a_prompt_of_reset_stands_in_the_place_of_sums():
+    class_of_trl = f"{MODULE}:WithoutColumns"
+    assert {play.error for play in play_nonsense(class_of_trl, data=None, overrides=[])} == {None}
+    with episodes(class_of_trl.partition(":")[2]) as opened:
+        config = opened.config.changed("data", train={"environment": {}, "size": 4})
+        _, problems = nonsense_in(replace(opened, config=config), needs_data=False)
+        assert {problem.prompt for problem in problems} == {"Count to 5."}
+    with episodes("Tool") as opened:
+        config = opened.config.changed("data", train={"environment": {}, "size": 4})
+        _, problems = nonsense_in(replace(opened, config=config), needs_data=False)
+        assert {problem.source for problem in problems} == {"sums"}
 
 
 def test_a_tuple_of_reset_is_refused_with_what_to_return():

@@ -49,6 +49,28 @@ class ToolWithText(Tool):
         return f" Level {columns['level']}."
 
 
+class WithoutColumns(Tool):
+    def reset(self, **columns: Any) -> str | None:
+        return "Count to 5."
+
+
+class NoReward(Tool):
+    get_reward = None
+
+
+class Coroutines(Good):
+    async def reset(self, problem: Problem, seed: int) -> Any:
+        return super().reset(problem, seed)
+
+    async def step(self, action: str) -> Any:
+        return await self.end()
+
+    async def end(self) -> Any:
+        return StepResult(reward=-1.0, done=True)
+
+    async def close(self) -> None: ...
+
+
 class GymTuple(Good):
     def step(self, action: str) -> Any:
         return "observation", 1.0, True, {}
@@ -139,3 +161,20 @@ def triple(number: int) -> int:
         number: the number
     """
     return 3 * number
+
+
+class SeedAlone(Good):
+    """As in Gymnasium."""
+
+    def reset(self, seed: Any = None, options: Any = None) -> str | None:
+        return "Guess."
+
+
+class TwoInputs(Good):
+    def step(self, action: str, state: Any) -> StepResult:
+        return StepResult("higher")
+
+
+class NeedsModel(Good):
+    def __init__(self, model: str) -> None:
+        self.model = model

@@ -191,11 +191,13 @@ def test_the_curves_mark_each_change_and_join_no_evaluations_of_two_rewards(chan
     assert [x for x in after.get_xdata() if x != 1.5] == list(before.get_xdata())
 
 
-def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(
-    changed: Path, tmp_path: Path
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_run_is_not_cut_to_fewer_steps_than_it_has(
+    is_killed: bool, changed: Path, tmp_path: Path
 ):
     run = shutil.copytree(changed, tmp_path / "run")
-    (run / "summary.json").unlink(missing_ok=True)  # killed
+    if is_killed:
+        (run / "summary.json").unlink(missing_ok=True)
     with pytest.raises(
         ConfigError, match=r"the run is at step 3; train\.num_steps=1 is behind it: expected more"
     ):

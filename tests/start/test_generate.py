@@ -1,12 +1,17 @@
 """Answers as they grow: what is seen before the end never changes, and changes nothing."""
 
+import re
+from typing import Any
+
 import pytest
 
 from dapo.cli.answer_text import GrowingText
+from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.data.sources.rows import prompted_problem
 from dapo.start.conversation import Conversation, ModelSource
-from dapo.start.generate import OpenModel, SamplingOptions, responses_to, settled
+from dapo.start.generate import OpenModel, SamplingOptions, answers_of, responses_to, settled
 from dapo.start.model_choice import choose_model
+from helpers.tables import for_each_row
 
 
 def test_a_growing_answer_is_a_beginning_of_the_answer_that_is_sampled_whole():
@@ -30,6 +35,42 @@ def test_a_growing_answer_is_a_beginning_of_the_answer_that_is_sampled_whole():
     next(responses_to(sampler, problems, partial=True))
     assert len(list(responses_to(sampler, problems))) == 6
     model.close()
+
+
+def test_questions_may_be_texts_messages_or_rows_and_a_refused_one_leaves_nothing_behind():
+    model = OpenModel(choose_model("tiny-random"))
+    sampler = model.sampler(SamplingOptions(max_new_tokens=4, temperature=0.0))
+    text = answers_of(sampler, "1 + 2 =")
+    assert answers_of(sampler, {"prompt": "1 + 2 =", "answer": "3"}) == text
+    assert answers_of(sampler, [{"question": "1 + 2 ="}, "1 + 2 ="]) == [text, text]
+    message = {"role": "user", "content": "1 + 2 ="}
+    assert answers_of(sampler, [message]) == answers_of(sampler, message)
+    assert answers_of(sampler, []) == []
+    with pytest.raises(DataError, match="a question is empty"):
+        answers_of(sampler, ["1 + 2 =", ""])
+    with pytest.raises(DataError, match="no column prompt, question or problem; columns here: a"):
+        answers_of(sampler, [{"a": 1}])
+    # of the engine, for a prompt that reaches it
+    with pytest.raises(EngineError, match="prompt length must be at least 1 token"):
+        list(responses_to(sampler, [prompted_problem("")]))
+    assert answers_of(sampler, "1 + 2 =") == text
+    model.close()
+
+
+@for_each_row(
+    ("options", "expected"),
+    [
+        ({"samples": 0}, "samples: expected a number of at least 1, got 0"),
+        ({"temperature": -1}, "temperature: expected a number of at least 0, got -1"),
+        ({"temperature": "0"}, "temperature: expected a number of at least 0, got '0'"),
+        ({"top_p": 2}, "top_p: expected a number above 0 and up to 1, got 2"),
+        ({"top_p": float("nan")}, "top_p: expected"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected a number of at least 1, got 0"),
+    ],
+)
+def test_numbers_that_cannot_be_sampled_with_are_refused(options: dict[str, Any], expected: str):
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        SamplingOptions(**options)
 
 
 def test_half_a_character_is_not_shown():

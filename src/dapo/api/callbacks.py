@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dapo.api.notebook import NotebookDisplay, display_class
 from dapo.api.plain_values import described
+from dapo.api.python_errors import NoMetric
 from dapo.api.python_words import in_python
 from dapo.api.result_types import EvaluationResult
 from dapo.api.run import Run
 from dapo.core.errors import ConfigError
-from dapo.core.loading import describe
+from dapo.core.loading import call_text, describe
 from dapo.core.terminal import warn
-from dapo.core.text import quoted
+from dapo.core.text import did_you_mean, quoted
 from dapo.runs.console import notebook_display
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import newest_response
@@ -164,7 +165,7 @@ class Callbacks:
             # no evaluation before or after all steps
             if step and any(not name.startswith("eval/") for name in metrics):
                 for on_step in self.on_step:
-                    call("on_step", stops, on_step, run, {"step": step, **metrics})
+                    call("on_step", stops, on_step, run, StepMetrics({"step": step, **metrics}))
         if stops:
             raise stops[0].with_traceback(None)
 
@@ -193,12 +194,57 @@ def _functions(name: str, value: Any) -> list[Any]:
             raise ConfigError(
                 f"{name}: expected a function or a list of functions, got a list with {function!r}"
             )
+        _require_signature(name, function)
     return list(functions)
+
+
+_ARGUMENTS = {
+    "on_step": ("run", "metrics"),
+    "on_evaluation": ("run", "evaluation"),
+    "on_end": ("run",),
+}
+
+
+def _require_signature(name: str, function: Callable[..., object]) -> None:
+    """Raise ConfigError for a function that cannot be called with the arguments of its event.
+
+    It would end the run after a step otherwise.
+    """
+    label = label_of(function)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        kind = "async" if inspect.iscoroutinefunction(function) else "a generator"
+        raise ConfigError(f"{name}: {label} is {kind}; expected a plain function")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a compiled function
+        return
+    arguments = _ARGUMENTS[name]
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigError(
+            f"{name}: {call_text(label, function)} is called as {label}({', '.join(arguments)})"
+        ) from None
+
+
+def label_of(function: Callable[..., object]) -> str:
+    """Return the name of a function, or of the class of an object that can be called."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class StepMetrics(dict[str, Any]):
+    """The metrics of a step, which answer a wrong name with the nearest ones."""
+
+    def __missing__(self, name: str) -> Any:
+        answer = did_you_mean(name, list(self), otherwise="`list(metrics)` has all names")
+        if str(name).startswith("eval/"):
+            answer = "evaluations are not made after each step; on_evaluation=FUNCTION gets them"
+        raise NoMetric(f"no metric {name!r} in step {self.get('step')}; {answer}")
 
 
 def call(name: str, stops: list[Stop], function: Callable[..., object], *arguments: Any) -> None:
     """Call a user's function, and add to `stops` if it wants the run to end."""
-    label = getattr(function, "__name__", type(function).__name__)
+    label = label_of(function)
     try:
         result = function(*arguments)
     except Stop as stop:

@@ -21,11 +21,12 @@ def keep_run(caller: FrameType, error: BaseException) -> None:
     name = _assigned_name(caller)
     if name is None:
         return
+    is_kept = getattr(caller.f_globals.get(name), "path", None) == run.path
     caller.f_globals[name] = run
     name_variable = getattr(error, "name_variable", None)
     if name_variable is not None:
         name_variable(name)
-    elif isinstance(error, DapoError):
+    elif isinstance(error, DapoError) and not is_kept:
         error.args = (f"{error}; {name} is the run that has ended",)
 
 

@@ -19,7 +19,7 @@ from dapo.api.python_words import in_python
 from dapo.api.result_types import table_of
 from dapo.api.shown_tables import ShownTable, cell_text
 from dapo.config.load import merge_options, nested_options
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.loading import add_code_folder
 from dapo.core.memory import GIB
 from dapo.core.terminal import printable
@@ -332,6 +332,12 @@ def compare(*runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]") 
     paths = [model_name(run, "run") for run in several]
     if len(paths) < 2:
         raise ConfigError("compare: expected two runs or more, as in dapo.compare(run, other)")
+    for path in paths:
+        if not Path(str(path)).exists():
+            raise CheckpointError(
+                f"compare: there is no run {str(path)!r}; with a model it is"
+                f" run.compare({str(path)!r})"
+            )
     comparisons = [compare_runs(str(paths[0]), str(path)) for path in paths[1:]]
     rows = [_row_of(paths[0], comparisons[0], is_first=True)]
     rows += [_row_of(path, each) for path, each in zip(paths[1:], comparisons, strict=True)]

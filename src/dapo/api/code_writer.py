@@ -31,10 +31,16 @@ from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.loading import COPIED_FROM, text_checksum
 from dapo.core.source_secrets import find_in_source
 
-_SIGNATURES = {
-    "reward": "reward(completions, answer, **columns): return [...]",
-    "agent": "solve(problem, *, base_url, api_key): return REWARD",
+_DEFINITIONS = {
+    "reward": "a function: def reward(completions, answer, **columns): return [...]",
+    "agent": "a function: def solve(problem, *, base_url, api_key): return REWARD",
+    "environment": "a class with reset(problem, seed) and step(action)",
+    "tool": "a function with types and a docstring: def search(query: str) -> str",
+    "loss": "a function: def loss(logprobs, old_logprobs, advantages, mask, weights): return"
+    " LOSS, METRICS",
+    "filter": "a function: def keep(group): return True or False",
 }
+"""What the user writes in place of a lambda."""
 _PLAIN = (str, bytes, bool, int, type(None), type(Ellipsis))
 
 
@@ -108,8 +114,8 @@ class CodeWriter:
         name = getattr(function, "__name__", None) or type(function).__name__.lower()
         if name == "<lambda>":
             raise RewardError(
-                f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a"
-                f" function: def {_SIGNATURES.get(self._kind, _SIGNATURES['reward'])}"
+                f"{self._kind}: the source of a lambda cannot be copied into the run; write it as"
+                f" {_DEFINITIONS.get(self._kind, 'a function')}"
             )
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"

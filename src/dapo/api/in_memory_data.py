@@ -1,7 +1,7 @@
 """Data and rewards in the caller's memory: rows become a file, a reward gets a name."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,13 @@ from dapo.core.files import PRIVATE, atomic_file, make_private_folder
 from dapo.core.terminal import to_json, warn
 from dapo.core.text import quoted
 from dapo.core.typed_values import to_json_values
-from dapo.data.sources.rows import data_value, describe_texts, lost_type, with_arrow_messages
+from dapo.data.sources.rows import (
+    PROMPT_COLUMNS,
+    data_value,
+    describe_texts,
+    lost_type,
+    with_arrow_messages,
+)
 
 TRAIN_FILE = "train.jsonl"
 HELD_OUT_FILE = "held_out.jsonl"
@@ -56,6 +62,8 @@ def stored_data(data: Data, file: Path, *, argument: str) -> StoredData:
     """
     if data is None:
         return StoredData(None)
+    data = _rows_of_columns(data, argument)
+    _require_no_questions(data, argument)
     sets = _named_sets(data)
     is_dataset_dict = isinstance(data, Mapping) and type(data) is not dict
     if sets is not None and is_dataset_dict and argument != "eval_data":
@@ -116,6 +124,51 @@ def stored_arguments(
         for option, value in given.items()
     }
     return stored, keywords
+
+
+def _require_no_questions(data: Data, argument: str) -> None:
+    """Raise DataError for a list of questions, which would be taken for files."""
+    if not isinstance(data, list | tuple) or not is_source(data):
+        return
+    if any(re.search(r"\s", str(item)) and not Path(item).exists() for item in data):
+        raise DataError(
+            f"{argument}: got a list of texts, which are files; rows are dicts,"
+            ' {"prompt": QUESTION, "answer": ANSWER}'
+        )
+
+
+_QUESTIONS = (*PROMPT_COLUMNS, "messages")
+
+
+def _rows_of_columns(data: Data, argument: str) -> Data:
+    """Return the rows of a mapping from columns to lists; other data as they are.
+
+    Raises DataError for a single row.
+    """
+    if type(data) is not dict or data.keys() & _SOURCE_KEYS:
+        return data
+    columns = [name for name in _QUESTIONS if name in data]
+    if not columns:
+        return data
+    question = data[columns[0]]
+    is_one_row = isinstance(question, str) or (
+        columns[0] != "messages" and bool(question) and _are_rows(question)
+    )
+    if is_one_row:
+        raise DataError(f"{argument}: got one row; rows are a list of dicts: {argument}=[ROW]")
+    lengths = {
+        name: len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
+        for name, values in data.items()
+    }
+    if None in lengths.values() or len(set(lengths.values())) > 1:
+        shown = ", ".join(
+            f"{name}: {'no list' if length is None else length}" for name, length in lengths.items()
+        )
+        raise DataError(
+            f"{argument}: expected a list of dicts, or columns that are lists of one length, got"
+            f" {shown}"
+        )
+    return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
 
 
 def _named_sets(data: Data) -> Mapping[str, Data] | None:

@@ -1,5 +1,6 @@
 """Converts keywords of Python calls to options and command-line arguments. Imports no torch."""
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -122,6 +123,7 @@ def _numbered(number: int, name: str) -> str:
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
     """Replace functions in the keywords by import paths; return the modules, too."""
+    keywords = _with_functions_outside(keywords)
     options = dict(keywords)
     writers = list[CodeWriter]()
     for name, value in keywords.items():
@@ -133,14 +135,70 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
         if callable(value) and is_code:
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             options[name] = writer.qualified(writer.add(value))
-    tools = keywords.get("tools")
-    if tools:
+    _require_no_argument_of_the_class(keywords)
+    for argument in ("tools", "environment.tools"):
+        tools = keywords.get(argument)
+        if not tools:
+            continue
         if callable(tools) or isinstance(tools, str):
             tools = [tools]
+        for tool in tools if isinstance(tools, list | tuple) else [tools]:
+            if not callable(tool) and not isinstance(tool, str):
+                raise ConfigError(
+                    "tools: expected functions, whose types and docstrings are their schemas, or"
+                    f" module:function, got {quoted(tool)}"
+                )
         writers.append(writer := CodeWriter("tool"))
         names = [writer.add(tool) if callable(tool) else tool for tool in tools]
-        options["tools"] = [writer.qualified(name) for name in names]
+        options[argument] = [writer.qualified(name) for name in names]
     return options, writers
+
+
+def _with_functions_outside(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords with the functions that stand in sections under their dotted names.
+
+    Example: `loss={"function": f, "clip_high": 0.3}` is `loss={"clip_high": 0.3}` and
+    `**{"loss.function": f}`.
+    """
+    result: dict[str, Any] = {}
+    for name, value in keywords.items():
+        result[name] = value
+        if name not in Config.model_fields or not isinstance(value, Mapping):
+            continue
+        functions = {key: item for key, item in value.items() if _has_function(item)}
+        if functions:
+            result[name] = {key: item for key, item in value.items() if key not in functions}
+            result |= {f"{name}.{key}": item for key, item in functions.items()}
+    return result
+
+
+def _has_function(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(callable(item) for item in value)
+    return callable(value)
+
+
+def _require_no_argument_of_the_class(keywords: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a keyword that is a parameter of the environment's or agent's own."""
+    for owner in ("environment", "agent"):
+        value = keywords.get(owner)
+        if not callable(value):
+            continue
+        try:
+            parameters = inspect.signature(value).parameters
+        except (TypeError, ValueError):
+            continue
+        for name, item in keywords.items():
+            if (
+                name in parameters
+                and option_named(name) not in DEFAULTS
+                and name not in Config.model_fields
+            ):
+                label = getattr(value, "__name__", owner)
+                raise ConfigError(
+                    f"{name} is a parameter of {label}, not of dapo: write"
+                    f' **{{"environment.options": {{"{name}": {quoted(item)}}}}}'
+                )
 
 
 def _require_class(value: Any, keyword: str, method: str) -> None:

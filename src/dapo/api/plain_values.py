@@ -48,6 +48,10 @@ def model_name(model: Any, name: str = "model") -> Any:
     The configuration answers other values of YAML. Raises ConfigError for a model or a tokenizer in
     memory, and for any other object.
     """
+    if isinstance(model, list | tuple) and model and isinstance(model[0], Mapping):
+        raise ConfigError(
+            f"{name}: {_expected(model, 'a name, a directory or a run')}; rows are data=ROWS"
+        )
     if isinstance(model, _OF_YAML):
         return model
     if isinstance(model, os.PathLike):

@@ -163,12 +163,12 @@ def play(environment: Any, data: Data = None, *, turns: Turns = None, **options:
     """
     from dapo.config.load import resolve_auto_verifier
     from dapo.environments.nonsense import verdict_on
-    from dapo.start.play import nonsense_in, opened, play_texts
+    from dapo.start.play import OWN_PROBLEMS, nonsense_in, opened, play_texts
 
     say = _speaker(turns)
     with TemporaryDirectory(prefix="dapo-play-") as folder:
         stored = stored_data(data, Path(folder) / "rows.jsonl", argument="data")
-        settings = {"model.name": "none", "data.train": stored.source or "builtin:sums"}
+        settings = {"model.name": "none", "data.train": stored.source or OWN_PROBLEMS}
         keywords = {**options, "environment": environment}
         if isinstance(environment, Mapping) or environment is None:
             raise ConfigError(f"environment: expected a class or a name, got {quoted(environment)}")
@@ -179,7 +179,7 @@ def play(environment: Any, data: Data = None, *, turns: Turns = None, **options:
         add_code_folder(Path(folder) / CODE_FOLDER)
         with row_errors(stored.labels), opened(resolve_auto_verifier(config)) as episodes:
             stored.write()
-            plays, problems = nonsense_in(episodes)
+            plays, problems = nonsense_in(episodes, needs_data=data is not None)
             headline = verdict_on(plays)
             if say is None or not problems:
                 return Episodes(headline, _nonsense_shown(plays, problems))

@@ -30,6 +30,14 @@ class WrongCall(ConfigError, TypeError):
     """A call lacks an argument, or has one that the function does not take."""
 
 
+class NoMetric(KeyError):
+    """A step has no metric of this name."""
+
+    def __str__(self) -> str:
+        # that of KeyError has quotes around the sentence
+        return str(self.args[0])
+
+
 class CallInterrupted(KeyboardInterrupt):
     """Ctrl-C stopped a call; the message says how to continue."""
 
@@ -99,7 +107,10 @@ def _foreign_names(
     if is_method:
         named.pop("self", None)
         by_position.remove("self")
-    extra = [each for each in by_position if each in by_name]
+    if name == "resume" and isinstance(named.get("reward"), int) and "reward" in by_position:
+        by_position[by_position.index("reward")] = "steps"
+        named["steps"] = named.pop("reward")
+    extra = [each for each in by_position if each in by_name or each == "steps"]
     takes_options = inspect.Parameter.VAR_KEYWORD in kinds.values()
     called = Function(name, [each for each in order if each != "self"], takes_options)
     if not extra and not may_be_foreign(called, named):
@@ -114,6 +125,8 @@ def _foreign_names(
 def _label(function: Callable[..., Any]) -> str:
     """Return the name of a function as it is called: `dapo.train`, `run.evaluate`."""
     owner, _, name = function.__qualname__.rpartition(".")
+    if owner == "Chat":
+        return "run.chat" if name == "__call__" else f"run.chat.{name}"
     return f"{owner.lower() or 'dapo'}.{name}"
 
 
@@ -155,6 +168,8 @@ def _for_python(
         trace = error.__cause__.__traceback__
         while trace and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             trace = trace.tb_next
+        if isinstance(error.__cause__, NoMetric):
+            trace = _without_package(trace)
         return error.__cause__.with_traceback(trace)
     if isinstance(error, DapoError):
         error.args = (in_python(mask_text(str(error)), arguments),)

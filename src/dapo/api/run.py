@@ -40,6 +40,7 @@ from dapo.core.errors import (
 from dapo.core.files import damage_of, read_json
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, printable, warn
+from dapo.core.text import did_you_mean
 from dapo.core.waiting import Interrupted
 from dapo.runs.console import columns_of, notebook_display
 from dapo.runs.curves import curves_figure, marks_of
@@ -68,6 +69,13 @@ SHOWN_METRICS = (
 )
 _CHAT = 'run.chat("TEXT") talks to the model'
 _GENERATE = 'run.generate("PROMPT") samples answers'
+_EXPORT = 'run.export("DIR") writes the model'
+_RESUME = "dapo.resume(run, steps=N) trains on"
+_METRICS = "run.metrics has the metrics of each step"
+_STEP = "run.state.step is its newest step"
+_CONFIG = "run.config has its options"
+_PATH = "run.path is its directory"
+_ROLLOUTS = "run.rollouts has every response"
 _PUSH = 'run.export("DIR", push="OWNER/NAME") uploads the model to the Hugging Face hub'
 OTHER_NAMES = {
     "ask": _CHAT,
@@ -80,7 +88,33 @@ OTHER_NAMES = {
     "push_to_hub": _PUSH,
     "push": _PUSH,
     "upload": _PUSH,
-    "save_pretrained": 'run.export("DIR") writes the model',
+    "save_pretrained": _EXPORT,
+    "save": _EXPORT,
+    "save_model": _EXPORT,
+    "model": f"{_EXPORT}, and run.config.model.name is the one with which it began",
+    "train": _RESUME,
+    "resume": _RESUME,
+    "stop": "`return dapo.STOP` in on_step=FUNCTION ends a run",
+    "wait": "dapo.train returns when the run has ended",
+    "plot": "run.curves() is the figure",
+    "history": _METRICS,
+    "log_history": _METRICS,
+    "logs": _METRICS,
+    "log": _METRICS,
+    "loss": _METRICS,
+    "step": _STEP,
+    "global_step": _STEP,
+    "args": _CONFIG,
+    "options": _CONFIG,
+    "samples": _ROLLOUTS,
+    "completions": _ROLLOUTS,
+    "responses": _ROLLOUTS,
+    "name": _PATH,
+    "output_dir": _PATH,
+    "run_dir": _PATH,
+    "eval": "run.evaluate() evaluates the newest checkpoint",
+    "test": "run.evaluate() evaluates the newest checkpoint",
+    "delete": "the command dapo clean frees its disk space",
 }
 """What there is instead of methods that one might try."""
 
@@ -371,9 +405,12 @@ class Run:
 
         def __getattr__(self, name: str) -> Any:
             """Name the method that there is for a name that one might try."""
-            advice = OTHER_NAMES.get(name)
             text = f"a run has no attribute {name!r}"
-            raise UnknownName(text if advice is None else f"{text}; {advice}")
+            if name.startswith("_"):  # of a protocol that a run does not have
+                raise UnknownName(text)
+            names = [own for own in dir(type(self)) if not own.startswith("_")]
+            advice = OTHER_NAMES.get(name) or did_you_mean(name, names)
+            raise UnknownName(f"{text}; {advice}")
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
 from dapo.api.python_words import in_python
 from dapo.api.shown_tables import Card, Shown, ShownCards, ShownTable, ends_of
-from dapo.core.text import with_interval
+from dapo.core.text import did_you_mean, with_interval
 from dapo.runs.console import columns_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 SEVERITY_COLOURS = {"error": RED, "warning": ORANGE, "note": BLUE}
 ROLLOUT_COLUMNS = ("step", "question", "response", "correct", "score", "advantage", "outcome")
 _TABLES_READ = 50  # of rollouts, for the questions of problems
+
+
+class NoColumn(KeyError):
+    """A table has no column of this name."""
+
+    def __str__(self) -> str:
+        # that of KeyError has quotes around the sentence
+        return str(self.args[0])
 
 
 @cache
@@ -43,6 +51,17 @@ def _frame_class() -> "type[pd.DataFrame]":
         @property
         def _constructor(self) -> "type[ShownFrame]":
             return ShownFrame
+
+        def __getitem__(self, key: Any) -> Any:
+            """Select columns or rows. Raises KeyError with the nearest names of columns."""
+            try:
+                return super().__getitem__(key)
+            except KeyError:
+                names = list(map(str, self.columns))
+                if not isinstance(key, str) or not names:
+                    raise
+                near = did_you_mean(key, names, otherwise="`.columns` has all names", count=3)
+            raise NoColumn(f"there is no column {key!r}; {near}")
 
         def __reduce__(self) -> Any:
             # another process needs the data only

@@ -20,6 +20,9 @@ SHOWN_ROWS = 10
 """Rows of a long table that are shown: the first and the last ones."""
 MAX_CHARS = 200
 """Characters of a text in a cell; a terminal shows fewer."""
+_GAP = 2
+_LONGEST_WORD = 12
+_LEAST_TEXT = 6
 LEFT = "text-align:left;vertical-align:top"
 WRAPPED = f"{LEFT};white-space:normal;overflow-wrap:anywhere"
 
@@ -111,7 +114,7 @@ def html_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _html_cell(cell: str) -> str:
     # a number or a word stays whole
-    style = LEFT if len(cell) <= 12 else WRAPPED
+    style = LEFT if len(cell) <= _LONGEST_WORD else WRAPPED
     return f"<td style='{style}'>{escape(printable(cell))}</td>"
 
 
@@ -121,22 +124,46 @@ def _text_table(rows: Sequence[Mapping[str, str]]) -> str:
 
     from dapo.runs.console import SafeConsole
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in rows[0]:
-        # a head of several lines: the names of metrics are long
-        head = re.sub(r"(?<=[/_])", "\n", name)
-        is_text = any(len(row[name]) > 12 for row in rows)
-        least = 6 if is_text else max(len(row[name]) for row in rows)
-        table.add_column(head, no_wrap=is_text, overflow="ellipsis", min_width=least)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    width = shutil.get_terminal_size().columns
+    for name, column_width in _column_widths(rows, width).items():
+        table.add_column(_head(name), no_wrap=True, overflow="ellipsis", width=column_width)
     for row in rows:
         table.add_row(*row.values())
     stream = StringIO()
-    width = shutil.get_terminal_size().columns
     console = SafeConsole(
         file=stream, width=width, color_system=None, force_terminal=False, force_jupyter=False
     )
     console.print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _head(name: str) -> str:
+    """Return the name of a column in several lines: the names of metrics are long."""
+    return re.sub(r"(?<=[/_])", "\n", name)
+
+
+def _column_widths(rows: Sequence[Mapping[str, str]], width: int) -> dict[str, int]:
+    """Return the widths of the columns: numbers and words are whole, texts share what is left."""
+    from rich.cells import cell_len
+
+    needed: dict[str, int] = {}
+    texts: list[str] = []
+    for name in rows[0]:
+        cells = [*(row[name] for row in rows), *_head(name).split("\n")]
+        needed[name] = max(cell_len(cell) for cell in cells)
+        if any(len(row[name]) > _LONGEST_WORD for row in rows):
+            texts.append(name)
+    widths = dict(needed)
+    gaps = _GAP * (len(needed) - 1)
+    left = width - gaps - sum(needed[name] for name in needed if name not in texts)
+    # the shortest text first: what it does not need is left for the others
+    texts.sort(key=lambda name: needed[name])
+    for index, name in enumerate(texts):
+        share = left // (len(texts) - index)
+        widths[name] = min(needed[name], max(_LEAST_TEXT, share))
+        left -= widths[name]
+    return widths
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ import inspect
 from typing import Literal, TypeAlias
 
 from dapo.core.errors import ConfigError
-from dapo.core.loading import load_callable
+from dapo.core.loading import AGENT_PREFIX, load_callable
 from dapo.core.text import did_you_mean
 from dapo.environments.adapters import GAMES, PACKAGES
-from dapo.environments.agents.worker import PREFIX
 from dapo.rewards.verifier import VERIFIERS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
@@ -38,7 +37,7 @@ def find_kind(name: str, *, is_reward: bool = False, is_environment: bool = Fals
     if name in VERIFIERS:
         return "reward"
     prefix, colon, _ = name.partition(":")
-    if name in GAMES or name.startswith(PREFIX) or (colon and prefix in PACKAGES):
+    if name in GAMES or name.startswith(AGENT_PREFIX) or (colon and prefix in PACKAGES):
         return "environment"
     if not colon:
         near = did_you_mean(name, [*VERIFIERS, *GAMES], otherwise="")

@@ -20,6 +20,7 @@ from dapo.config.option_values import SHORT_FORMS, escape_references, read_value
 from dapo.config.options import PRESETS, Config
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
+from dapo.core.loading import AGENT_PREFIX
 from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
@@ -182,10 +183,14 @@ def build_config(
 
 
 def _with_data(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Let the environment begin all episodes, where it is named and no data is."""
+    """Let the environment begin all episodes, where it is named and no data is.
+
+    An agent does not write its prompt.
+    """
     environment = options.get("environment")
     data = options.get("data")
-    has_name = isinstance(environment, Mapping) and environment.get("name") is not None
+    name = environment.get("name") if isinstance(environment, Mapping) else None
+    has_name = name is not None and not str(name).startswith(AGENT_PREFIX)
     is_mapping = data is None or isinstance(data, Mapping)
     is_supervised = "demonstrations" in (data or {}) or options.get("schedule") == "supervised"
     if not has_name or not is_mapping or is_supervised or "train" in (data or {}):

@@ -28,6 +28,7 @@ from dapo.config.training_options import (
     TrainConfig,
 )
 from dapo.core.errors import DataError
+from dapo.core.loading import AGENT_PREFIX
 from dapo.core.secrets import find_secrets
 
 PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -234,7 +235,9 @@ class Config(Section):
     def runs_agent(self) -> bool:
         """True if an agent plays the episodes, over an endpoint."""
         name = self.environment.name
-        return bool(self.environment.command) or (name is not None and name.startswith("agent:"))
+        return bool(self.environment.command) or (
+            name is not None and name.startswith(AGENT_PREFIX)
+        )
 
     @property
     def credits_turns(self) -> bool:
@@ -537,7 +540,7 @@ class Config(Section):
             )
         if not self.runs_agent:
             return
-        agent = str(environment.title).removeprefix("agent:")
+        agent = str(environment.title).removeprefix(AGENT_PREFIX)
         if environment.tools:
             raise ValueError(
                 f"environment.tools={', '.join(environment.tools)} cannot be called: the agent"

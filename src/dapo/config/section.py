@@ -1,6 +1,6 @@
 """Building blocks of sections: the base class, the types of values, and options with metadata."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -25,6 +25,12 @@ class Section(BaseModel):
 
     def __delattr__(self, name: str) -> None:
         raise ConfigError(_CANNOT_CHANGE.format(name=name))
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield what repr shows: the options whose values are not the defaults."""
+        for name, value in super().__repr_args__():
+            if name is None or value != type(self).model_fields[name].default:
+                yield name, value
 
 
 _UNSET: Any = object()

@@ -44,6 +44,8 @@ _FOREIGN_FOLDERS = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
     }
 )
+AGENT_PREFIX = "agent:"
+"""Before `module:function` of an agent, where an environment is named."""
 _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
 THE_CELL = "the cell"
 COPIED_FROM = "# copied from "
@@ -142,6 +144,21 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     return function
 
 
+def call_text(name: str, function: Callable[..., Any]) -> str:
+    """Return a function with its parameters, without types.
+
+    >>> def reward(completions: list[str], limit: int = 3, **columns) -> float: ...
+    >>> call_text("reward", reward)
+    'reward(completions, limit=3, **columns)'
+    """
+    signature = inspect.signature(function)
+    parameters = [
+        str(parameter.replace(annotation=parameter.empty))
+        for parameter in signature.replace(return_annotation=signature.empty).parameters.values()
+    ]
+    return f"{name}({', '.join(parameters)})"
+
+
 def own_name(path: str) -> str:
     """Return the name that the user gave to a function or class.
 
@@ -150,7 +167,7 @@ def own_name(path: str) -> str:
     >>> own_name("agent:agent_0123abcd:solve")
     'solve'
     """
-    module, _, attribute = path.removeprefix("agent:").partition(":")
+    module, _, attribute = path.removeprefix(AGENT_PREFIX).partition(":")
     return attribute if attribute and _WRITTEN_NAME.fullmatch(module) else path
 
 

@@ -86,7 +86,7 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
         NameError,
         ValueError,
     ) as error:
-        reason = " ".join(map(str, error.args))
+        reason = " ".join(map(str, error.args)).rstrip("!.")
         example = 'a docstring with a line "NAME: what it is" for each parameter under "Args:"'
         raise DataError(
             f"tool {name}: {reason}; a tool needs types in its signature, and {example}"

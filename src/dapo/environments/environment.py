@@ -3,7 +3,7 @@
 import json
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,6 +81,8 @@ def prompt_to_json(prompt: Any) -> Any:
         # as in Gymnasium: the observation and information
         if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], str):
             advice = "; return the observation alone"
+        if isinstance(prompt, Mapping) and _has_role(prompt):
+            advice = "; put the message into a list"
         raise TypeError(
             f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected"
             f" {expected}{advice}"
@@ -117,12 +119,8 @@ def result_to_json(result: Any) -> dict[str, Any]:
     if not isinstance(observation, str):
         observation = _messages(observation, "the observation is")
     reward = result.reward
-    if isinstance(reward, str | bytes):
-        raise TypeError(
-            f"the reward is {type(reward).__name__} {quoted(reward)}, expected a number or None"
-        )
     if reward is not None:
-        reward = float(reward)
+        reward = _number(reward)
         if not math.isfinite(reward) or abs(reward) > MAX_SCORE:
             raise ValueError(
                 f"the reward is {reward:g}, expected a finite number of at most {MAX_SCORE:g} in"
@@ -144,13 +142,31 @@ def _as_step_result(result: Any) -> str:
         return "; return StepResult(observation, reward, terminated or truncated)"
     if isinstance(result, tuple) and len(result) in (3, 4):
         return "; return StepResult(observation, reward, done)"
+    if isinstance(result, Mapping):
+        return "; return StepResult(observation, reward, done)"
     if isinstance(result, str):
         return "; return StepResult(observation)"
     if isinstance(result, int | float):
         return "; return StepResult(reward=REWARD, done=True)"
     if result is None:
         return "; each path through it must return one"
+    if isinstance(result, Awaitable):
+        return "; write `return await` in place of `return`"
+    if isinstance(result, Iterator):
+        return "; write `return` in place of `yield`"
     return ""
+
+
+def _number(reward: Any) -> float:
+    """Return a reward as a number; also one of numpy or torch. Raises TypeError if it is none."""
+    try:
+        if not isinstance(reward, str | bytes):
+            return float(reward)
+    except (TypeError, ValueError, RuntimeError):  # a list, a tensor of several numbers
+        pass
+    raise TypeError(
+        f"the reward is {type(reward).__name__} {quoted(reward)}, expected a number or None"
+    )
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -34,7 +34,9 @@ ENDED = ("nothing", *ANSWERS)
 KINDS = (*ENDED, CUT, *ENDED, *ENDED)
 """What each turn of an episode is; the first ones have every kind, if time ends the others."""
 BUDGET_S = 1.5
-"""The seconds that a start of training spends here at most."""
+"""The seconds that a start of training spends here at most, if no episode fails."""
+FAILING_BUDGET_S = 10.0
+"""The seconds if one fails: a run of nothing but failures costs more."""
 _MAX_TOKENS = 2**30
 
 

@@ -164,6 +164,8 @@ class EnvironmentPool(WorkerPool):
             raise ConfigError(f"{where}{error}") from None
         self.tools: list[dict[str, Any]] = self._ready["tools"]
         """The schemas of the environment's tools, for the chat template."""
+        self.has_reward: bool = self._ready["has_reward"]
+        """False if the environment rewards no episode: tools alone, or no `get_reward`."""
 
     def read_calls_as(self, renderer: "TurnRenderer") -> None:
         """Read tool calls of new episodes in the form of this renderer's chat template."""

@@ -24,6 +24,10 @@ def environment_seed(seed: int, problem: Problem) -> int:
     return keyed_seed(seed, "environment", problem.id)
 
 
+class NoPrompt(DataError):
+    """Neither `reset` nor the data has a prompt."""
+
+
 class EpisodeStarts:
     """Opens the episodes of a run.
 
@@ -96,7 +100,7 @@ class EpisodeStarts:
                 continue
             if answer["prompt"] is None:
                 if is_begun_by_environment(problem):
-                    raise DataError(
+                    raise NoPrompt(
                         "reset returned no prompt, and the problems have none either; return the"
                         " prompt from reset, or name problems in data.train"
                     )

@@ -13,9 +13,12 @@ from dapo.environments.adapters.tools import ToolEnvironment
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.processes.worker import Answer, run
 from dapo.rewards.verdicts import problem_of_frame
+from dapo.rewards.verifiers.function import EventLoop
 
 _MAX_REASON_CHARS = 1000
 _WRONG_RESULT = (TypeError, ValueError, ArithmeticError)
+_LOOP = EventLoop()
+"""Awaits methods that are coroutines, of all episodes of this process."""
 
 
 @dataclass
@@ -39,7 +42,7 @@ class _Episode:
     def close(self) -> dict[str, Any]:
         close = getattr(self.environment, "close", None)
         if close is not None:
-            close()
+            _LOOP.finish(close())
         return {}
 
 
@@ -61,7 +64,7 @@ def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
             "needs_restart": OUT_OF_MEMORY in result.reason,
         }
 
-    return {"tools": maker.tools}, answer
+    return {"tools": maker.tools, "has_reward": maker.has_reward}, answer
 
 
 def _answer(
@@ -79,28 +82,33 @@ def _answer(
         if isinstance(game, Failure):
             return game
         episodes[name] = _Episode(game, random_state, numpy_state)
-        return episodes[name].call(lambda: _prompt(game, game.reset(problem, seed)))
+        return episodes[name].call(lambda: _prompt(game, _LOOP.finish(game.reset(problem, seed))))
     if message["call"] == "close" and name not in episodes:  # its constructor raised
         return {}
     episode = episodes[name]
     environment = episode.environment
     if message["call"] == "step":
+        action = message["action"]
         return episode.call(
-            lambda: _result(environment, "step", environment.step(message["action"]))
+            lambda: _result(environment, "step", _LOOP.finish(environment.step(action)))
         )
     if message["call"] == "end":
         end = getattr(environment, "end", None) or StepResult
-        return episode.call(lambda: _result(environment, "end", end()))
+        return episode.call(lambda: _result(environment, "end", _LOOP.finish(end())))
     del episodes[name]
     return episode.call(episode.close)
 
 
 def _prompt(environment: Environment, prompt: Any) -> dict[str, Any] | Failure:
     """Return what `reset` returned, or why it cannot be used, and where it is defined."""
+    place = place_of(_users_method(environment, "reset"))
+    if isinstance(prompt, str) and not prompt.strip():
+        advice = "return the prompt, or None for the problem's own"
+        return Failure(f"reset returned an empty text; {advice}{place}")
     try:
         return {"prompt": prompt_to_json(prompt)}
     except _WRONG_RESULT as error:
-        return Failure(f"{error}{place_of(_users_method(environment, 'reset'))}")
+        return Failure(f"{error}{place}")
 
 
 def _result(environment: Environment, call: str, value: Any) -> dict[str, Any] | Failure:

@@ -95,10 +95,11 @@ class EngineSampler:
             )
             for i in range(plan.samples_per_problem)
         ]
-        for i, request in enumerate(requests):
-            self._pending[request.id] = (index, i)
         # requests with the same prompt are adjacent: engines share its prefill
         self.engine.submit(requests)
+        # after the engine has taken them, so that `abort` names no request that it refused
+        for i, request in enumerate(requests):
+            self._pending[request.id] = (index, i)
 
     def abort(self) -> None:
         """Drop all requests in flight: the engine is used for something else afterwards."""

@@ -1,5 +1,6 @@
 """A custom loss (`loss.function`): loaded, checked on an example, differentiated in parts."""
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from dapo.core.errors import ConfigError, DapoError, LossFailed
-from dapo.core.loading import Failure, load_callable, own_name, try_call
+from dapo.core.loading import Failure, call_text, load_callable, own_name, try_call
 from dapo.core.rng import keyed_seed, keyed_uniforms
 
 LossFunction: TypeAlias = Callable[..., tuple[Tensor, Mapping[str, Any]]]
 """The function that `CustomLoss` describes."""
 
+ARGUMENTS = ("logprobs", "old_logprobs", "advantages", "mask", "weights")
 EXAMPLE_TOKENS = 12
 SUM_TOLERANCE = 1e-4
 RESERVED = (
@@ -139,6 +141,7 @@ class CustomLoss:
 
     def _verify(self, tokens: Sequence[Tensor]) -> None:
         """Raise ConfigError unless loss and metrics are finite and add up over parts."""
+        self._require_signature()
         totals = self._values(tokens)
         parts = []
         for start in range(0, EXAMPLE_TOKENS, 5):
@@ -159,6 +162,22 @@ class CustomLoss:
                     f" {EXAMPLE_TOKENS} tokens at once, but {total:.4g} in three parts; a minibatch"
                     " is computed in parts, so return (weights * x).sum() for the mean of x"
                 )
+
+    def _require_signature(self) -> None:
+        """Raise ConfigError unless the function can be called with the five tensors."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # of a compiled function
+            return
+        try:
+            signature.bind(*ARGUMENTS)
+        except TypeError:
+            function = call_text(self.name, self.function)
+            expected = f"def {self.name.rpartition(':')[2]}({', '.join(ARGUMENTS)})"
+            raise ConfigError(
+                f"{function}: a loss is called with {len(ARGUMENTS)} tensors and returns (loss,"
+                f" metrics): {expected}"
+            ) from None
 
     def _values(self, tokens: Sequence[Tensor]) -> dict[str, float]:
         logprobs = tokens[0].clone().requires_grad_()

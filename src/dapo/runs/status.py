@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -57,8 +57,9 @@ class RunStatus(RunProgress):
     started: str | None  # the time of its start, ISO 8601 in UTC
     updated: str | None  # the time at which its newest metrics were written, or of its start
     seconds_since_step: float | None  # seconds since a running run last wrote metrics
-    metrics: dict[str, float | None]  # metrics of the newest step, without evaluations
-    evaluations: dict[str, dict[str, float | None]]
+    # metrics of the newest step, without evaluations
+    metrics: dict[str, float | None] = field(repr=False)
+    evaluations: dict[str, dict[str, float | None]] = field(repr=False)
     """Newest evaluation of each set: step, accuracy, low, high and other metrics."""
     # the newest checkpoint: step and path; its checksums are not verified
     checkpoint: dict[str, Any] | None
@@ -67,7 +68,8 @@ class RunStatus(RunProgress):
     """Parent, step, branch, checksum of the parent's options, and changed options of a fork."""
     # the options that resumes changed, with the last step before each change
     changes: list[dict[str, Any]]
-    summary: dict[str, Any] | None  # the content of summary.json, which is written at the end
+    # the content of summary.json, which is written at the end
+    summary: dict[str, Any] | None = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
         return {"run": self.run} | asdict(self)

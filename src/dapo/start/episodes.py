@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from dapo.config import Config
 from dapo.config.lengths import agent_context
 from dapo.core.errors import ConfigError, DataError
-from dapo.core.loading import own_name
+from dapo.core.loading import AGENT_PREFIX, own_name
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import SuspendableEngine
 from dapo.environments.agents.engine import AgentEngine
@@ -19,6 +19,8 @@ from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.nonsense import (
     BUDGET_S,
+    FAILING_BUDGET_S,
+    KINDS,
     NonsensePlayer,
     Play,
     failures_table,
@@ -72,7 +74,8 @@ class Episodes:
         try:
             begun = self.starts.with_prompts(problems)
         except DataError as error:
-            raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
+            name = self.config.environment.name
+            raise DataError(f"environment.name={name}: {error}") from error
         self.renderer.require_exact(begun[:_PROVEN])
         return begun
 
@@ -93,14 +96,38 @@ class Episodes:
         Raises ConfigError, with a table and the place in the user's code, if the environment fails
         whatever the policy says.
         """
+        self._require_reward()
         plays = self.play_nonsense(problems, budget_s=BUDGET_S)
+        # on a busy machine, too few to tell
+        if len(plays) < len(KINDS) and any(play.error is not None for play in plays):
+            plays = self.play_nonsense(problems, budget_s=FAILING_BUDGET_S)
         environment = self.config.environment
-        name = own_name(environment.name or ", ".join(environment.tools))
+        name = self._name()
         if not is_unusable(plays):
             faults = faults_of(plays, penalty=_penalty_of_a_cut(self.config))
             return [f"warning: environment {name}: {fault}" for fault in faults]
         test_of = name if name == environment.name else None
         raise _refused("environment", name, plays, test_of=test_of)
+
+    def _name(self) -> str:
+        environment = self.config.environment
+        return ", ".join(map(own_name, environment.tools)) or own_name(str(environment.name))
+
+    def _require_reward(self) -> None:
+        """Raise ConfigError if all episodes would have a reward of 0."""
+        if self.pool.has_reward or self.config.reward.verifier not in ("auto", "environment"):
+            return
+        environment = self.config.environment
+        if environment.name is None:
+            raise ConfigError(
+                "environment.tools give no reward: set reward.verifier to what judges the last"
+                " turn, for example reward.verifier=math"
+            )
+        name = own_name(environment.name)
+        raise ConfigError(
+            f"environment {name}: it has no get_reward, so every episode would have a reward of 0:"
+            " define get_reward(self), or set reward.verifier"
+        )
 
 
 def _refused(kind: str, name: str, plays: Sequence[Play], *, test_of: str | None) -> ConfigError:
@@ -180,7 +207,7 @@ class AgentEpisodes:
         """
         plays = self._nonsense.first_plays(problems[0])
         environment = self.config.environment
-        name = str(environment.title).removeprefix("agent:")
+        name = str(environment.title).removeprefix(AGENT_PREFIX)
         if not plays:
             return [f"warning: agent {name}: {TOO_SLOW}"]
         last = plays[-1]

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
-from dapo.data.sources.rows import prompted_problem
+from dapo.core.errors import ConfigError, DataError
+from dapo.core.text import quoted
+from dapo.data.sources.rows import PROMPT_COLUMNS, prompted_problem
 from dapo.engines.engine import RolloutEngine, capabilities_of
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
@@ -37,6 +39,20 @@ class SamplingOptions:
     """The length limit; None: `rollout.max_response_tokens`."""
     seed: int = 0
     """Equal seeds give equal answers."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a number that cannot be sampled with."""
+        self._require("samples", "a number of at least 1", lambda value: value >= 1)
+        self._require("temperature", "a number of at least 0", lambda value: value >= 0)
+        self._require("top_p", "a number above 0 and up to 1", lambda value: 0 < value <= 1)
+        if self.max_new_tokens is not None:
+            self._require("max_new_tokens", "a number of at least 1", lambda value: value >= 1)
+
+    def _require(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not is_valid(value):
+            raise ConfigError(f"{name}: expected {expected}, got {quoted(value)}")
 
     def plan(self, config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
         """Return the settings for a model with these options and end tokens."""
@@ -130,11 +146,20 @@ def live_sampler(run: TrainingRun, options: SamplingOptions) -> EngineSampler:
 
 
 def answers_of(
-    sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
+    sampler: EngineSampler, prompt: Any, *, check: Callable[[], None] = lambda: None
 ) -> Any:
-    """Sample answers to one or several prompts; call `check()` before each poll."""
+    """Sample answers to one or several prompts, or rows; call `check()` before each poll.
+
+    Raises DataError for a row without a question.
+    """
+    if isinstance(prompt, Mapping):
+        prompt = _question_of(prompt)
+    elif not isinstance(prompt, str):
+        prompt = [_question_of(item) if _is_row(item) else item for item in prompt]
     is_one = _is_one_prompt(prompt)
     prompts: list[Prompt] = [prompt] if is_one else list(prompt)
+    if any(isinstance(text, str) and not text.strip() for text in prompts):
+        raise DataError("prompt: a question is empty; expected a text or messages")
     samples = sampler.plan.samples_per_problem
     problems = [prompted_problem(text) for text in prompts]
     answers: list[list[str]] = [[""] * samples for _ in prompts]
@@ -184,4 +209,23 @@ def settled(text: str) -> str:
 
 
 def _is_one_prompt(prompt: str | Sequence[Any]) -> bool:
-    return isinstance(prompt, str) or all(isinstance(message, Mapping) for message in prompt)
+    if isinstance(prompt, str):
+        return True
+    return bool(prompt) and all(isinstance(message, Mapping) for message in prompt)
+
+
+def _is_row(value: Any) -> bool:
+    """Return True for a row of data, which is no message."""
+    return isinstance(value, Mapping) and "role" not in value
+
+
+def _question_of(row: Mapping[str, Any]) -> Any:
+    if "role" in row:
+        return [row]
+    for name in PROMPT_COLUMNS:
+        if name in row:
+            return row[name]
+    raise DataError(
+        f"prompt: a row has no column {', '.join(PROMPT_COLUMNS[:-1])} or {PROMPT_COLUMNS[-1]}; columns"
+        f" here: {', '.join(map(str, row))}"
+    )

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
+from dapo.config.model_options import DataSpec
 from dapo.core.errors import ConfigError, DataError
+from dapo.core.loading import AGENT_PREFIX
 from dapo.data.problems import load_problems
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.nonsense import KINDS, Play
 from dapo.environments.pool import EnvironmentPool
+from dapo.environments.starts import NoPrompt
 from dapo.evaluation.evaluate import EngineSampler, Response, evaluate
 from dapo.evaluation.scores import JudgedResponse, evaluation_plan
 from dapo.runs.directory import RunDirectory
@@ -29,6 +32,8 @@ from dapo.types import Episode, EpisodeText, Problem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+OWN_PROBLEMS = {"environment": {}, "size": 64}
+"""The data of an environment that writes its prompts, as in training without data."""
 _LEAST_OBSERVATION = 64
 _BYTES_PER_TOKEN = 8
 """The room of a chat in bytes, for one with tokens: limits are for a model's."""
@@ -57,14 +62,18 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         if not config.plays_episodes:
             raise ConfigError(f"{name} plays no episodes: it has no environment and no tools")
     else:
-        source = "builtin:sums" if data is None else parse_data_argument(data)
+        source: DataSpec = OWN_PROBLEMS
+        if data is not None:
+            source = parse_data_argument(data)
+        elif name.startswith(AGENT_PREFIX):
+            source = "builtin:sums"
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
         config = build_config(raw, overrides, where="dapo test")
     tokenizer = _tokenizer_of(name, config)
     if config.runs_agent:
         return _nonsense_of_agent(config, tokenizer)
     with opened(config, tokenizer) as episodes:
-        return nonsense_in(episodes)[0]
+        return nonsense_in(episodes, needs_data=data is not None)[0]
 
 
 def _nonsense_of_agent(config: Config, tokenizer: "PreTrainedTokenizerBase | None") -> list[Play]:
@@ -98,20 +107,22 @@ def opened(
             yield _with_room(environment_episodes(config, _byte_tokenizer(), pool))
 
 
-def nonsense_in(
-    episodes: Episodes, *, budget_s: float | None = None
-) -> tuple[list[Play], list[Problem]]:
+def nonsense_in(episodes: Episodes, *, needs_data: bool = True) -> tuple[list[Play], list[Problem]]:
     """Play nonsense; return the episodes, and the problems with their prompts, empty if none begins.
 
-    `budget_s` is that of `NonsensePlayer.play_all`.
+    Without `needs_data`, sums are the problems of an environment whose `reset` returns no prompt.
     """
-    problems = load_problems(episodes.config.data.train_source, require_answer=False)
+    config = episodes.config
+    problems = load_problems(config.data.train_source, require_answer=False)
     try:
         begun = episodes.with_prompts(problems)
     except DataError as error:  # training ends with it
+        if not needs_data and isinstance(error.__cause__, NoPrompt):
+            sums = config.changed("data", train="builtin:sums")
+            return nonsense_in(replace(episodes, config=sums))
         failed = Episode((), (), error=str(error))
         return [Play(seed, kind, failed) for seed, kind in enumerate(KINDS)], []
-    return episodes.play_nonsense(begun, budget_s=budget_s), begun
+    return episodes.play_nonsense(begun), begun
 
 
 def play_texts(episodes: Episodes, problem: Problem, say: Callable[[str], str | None]) -> Episode:

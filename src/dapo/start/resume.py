@@ -109,15 +109,15 @@ def checked_run(path: Path, overrides: Sequence[str]) -> Iterator[CheckedRun | E
                 yield ended
                 return
             require_optimizer_state(checkpoint, damage)
-            if ended is not None and not ended.is_solved:
-                raise ConfigError(
-                    f"{path} has no step left for a change of its options; add {ended.extension}"
-                )
             steps = config.train.num_steps
             if steps < (step := step_of(checkpoint)):
                 raise ConfigError(
                     f"the run is at step {step}; train.num_steps={steps} is behind it: expected"
                     f" more than {step}"
+                )
+            if ended is not None and not ended.is_solved:
+                raise ConfigError(
+                    f"{path} has no step left for a change of its options; add {ended.extension}"
                 )
         with with_start_folder(directory):
             checked = stack.enter_context(check(config))

@@ -15,7 +15,7 @@ from pathlib import Path
 from dapo.config import Config, DataConfig, RewardConfig
 from dapo.config.lengths import limit_of_response
 from dapo.core.errors import NumericsError, ShortfallError
-from dapo.core.loading import own_name
+from dapo.core.loading import AGENT_PREFIX, own_name
 from dapo.rewards.verifier import VERIFIERS
 from dapo.runs.outcomes import DROPPED, Outcome, count_dropped
 from dapo.sampling.dynamic_sampling import (
@@ -207,7 +207,7 @@ def reward_test_command(
     without a policy, it shows the episodes.
     """
     is_judge = reward.verifier in ("auto", "environment")
-    if environment is not None and environment.startswith("agent:") and is_judge:
+    if environment is not None and environment.startswith(AGENT_PREFIX) and is_judge:
         return f"dapo view {'RUN' if run is None else shlex.quote(str(run))}"
     if environment is not None and is_judge:
         return f"dapo test {shlex.quote(environment if run is None else str(run))}"

@@ -1,12 +1,13 @@
 """Makes environments from their names: `environment.name` and `environment.tools`."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.core.errors import ConfigError
-from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.loading import Failure, call_text, load_callable, own_name, try_call
 from dapo.core.plugins import load_plugin, plugins_of
 from dapo.core.text import did_you_mean
 from dapo.environments.adapters.tools import ToolEnvironment, methods_of, schemas_of
@@ -27,6 +28,8 @@ class EnvironmentMaker:
     """`make(form, begun)` makes one that reads tool calls in this form, see `CallReader`."""
     tools: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The schemas of the tools that the policy may call."""
+    has_reward: bool = True
+    """False if no episode gets a reward of its environment."""
 
 
 def environment_maker(
@@ -54,8 +57,10 @@ def environment_maker(
                 None, functions, schemas, form or "hermes", begun
             ),
             schemas,
+            has_reward=False,
         )
     factory = _factory(name)
+    _require_arguments(factory, options, name)
     environment = try_call(lambda: _made_or_error(factory, options))
     if isinstance(environment, ConfigError):
         raise ConfigError(f"{_OPTION}{name}: {environment}")
@@ -70,6 +75,7 @@ def environment_maker(
                 f"{_OPTION}{name} answers turns itself, and environment.tools are not called; leave"
                 " one out"
             )
+        _require_methods(environment, name)
         return EnvironmentMaker(lambda form=None, begun="": factory(**options))
     if not methods_of(environment) and not functions:
         expected = "step(action), or public methods as tools"
@@ -82,7 +88,64 @@ def environment_maker(
             factory(**options), functions, schemas, form or "hermes", begun
         ),
         schemas,
+        has_reward=callable(getattr(environment, "get_reward", None)),
     )
+
+
+def _require_arguments(factory: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError if a constructor needs arguments that are not among the options."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a compiled class
+        return
+    missing = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.name not in options
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if missing:
+        label = own_name(name).rpartition(":")[2]
+        values = ", ".join(f"{parameter}: VALUE" for parameter in missing)
+        raise ConfigError(
+            f"{_OPTION}{name}: {call_text(label, factory)} needs {' and '.join(missing)}: set"
+            f" environment.options={{{values}}}, or give default values"
+        )
+
+
+_CALLED_WITH: Mapping[str, Sequence[str]] = {
+    "reset": ("problem", "seed"),
+    "step": ("action",),
+    "end": (),
+    "close": (),
+}
+
+
+def _require_methods(environment: Environment, name: str) -> None:
+    """Raise ConfigError for a method that cannot be called with its arguments.
+
+    A first parameter `seed` of `reset`, as in Gymnasium, would get the problem.
+    """
+    for method, arguments in _CALLED_WITH.items():
+        function = getattr(environment, method, None)
+        if function is None:
+            continue
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # of a compiled class
+            continue
+        first = next(iter(signature.parameters), None)
+        try:
+            signature.bind(*arguments)
+            is_callable = method != "reset" or first != "seed"
+        except TypeError:
+            is_callable = False
+        if not is_callable:
+            label = call_text(f"{type(environment).__name__}.{method}", function)
+            raise ConfigError(
+                f"{_OPTION}{name}: {label} is called as {method}({', '.join(arguments)})"
+            )
 
 
 def _made_or_error(factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -99,6 +162,12 @@ def _factory(name: str) -> Callable[..., Any]:
         package = importlib.import_module(f"dapo.environments.adapters.{first}")
         adapter = getattr(package, PACKAGES[first])
         return lambda **options: adapter(identifier, **options)
+    if first in ("gym", "gymnasium"):
+        raise ConfigError(
+            f"{_OPTION}{name}: environments of Gymnasium have arrays, and a policy reads text; write"
+            " a class around one, with reset(problem, seed) and step(action), and name it"
+            " module:Class"
+        )
     if colon:
         return _adapted(load_callable(name, error=ConfigError, option=_OPTION))
     plugins = plugins_of("dapo.environments", reserved=GAMES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.environment import needed_environment
 from dapo.core.errors import ConfigError
-from dapo.core.loading import import_locations
+from dapo.core.loading import AGENT_PREFIX, import_locations
 from dapo.environments.agents.quiet import CAN_SEE_PROCESSES, SETTLE_S, activity
 from dapo.environments.agents.server import AgentServer
 from dapo.environments.agents.session import Outcome, Session
@@ -104,7 +104,7 @@ class AgentPool(WorkerPool):
             module="dapo.environments.agents.worker",
             init_message=init_message,
             environment=needed_environment(
-                {str(config.name).removeprefix("agent:"): config.options},
+                {str(config.name).removeprefix(AGENT_PREFIX): config.options},
                 files=[word for word in config.command if Path(word).is_file()],
             ),
             kind="agent",

@@ -20,13 +20,12 @@ from types import ModuleType
 from typing import Any
 
 from dapo.core.errors import ConfigError
-from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.loading import AGENT_PREFIX, Failure, load_callable, try_call
 from dapo.processes.supervisor import exit_with_supervisor, supervise
 from dapo.processes.worker import Answer, run
 from dapo.rewards.verdicts import problem_of_frame
 from dapo.types import Problem, content_text
 
-PREFIX = "agent:"
 _MAX_PROCESSES = 65536
 """Of all agents; each agent's own supervisor bounds its processes."""
 _MAX_REASON_CHARS = 1000
@@ -41,7 +40,7 @@ def _starting(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     if spec["command"]:
         play = _command(spec["command"])
     else:
-        play = _function(spec["name"].removeprefix(PREFIX), spec["options"])
+        play = _function(spec["name"].removeprefix(AGENT_PREFIX), spec["options"])
 
     # the kernel takes the ends of these processes, on which nothing here waits
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

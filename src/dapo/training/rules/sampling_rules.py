@@ -298,11 +298,10 @@ def _cut_off(
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
     if has_answered:
         reason = "they continue after their answer"
+    elif config.runs_agent:
+        reason = "their agent reads answers that are cut, and then empty ones"
     elif config.plays_episodes:
-        who = "environment does not answer"
-        if config.runs_agent:
-            who = "agent gets an empty answer after"
-        reason = f"their {who} a turn that is cut"
+        reason = "their environment does not answer a turn that is cut"
     else:
         reason = "they are judged before they have answered"
     shorter = "request shorter answers in data.instruction"
