@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, right, titled_table, weighted
+from dapo.cli.formatting import number, plural, right, say, titled_table, weighted
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, with_interval
 from dapo.evaluation.scores import CORRECT, count_votes
@@ -39,9 +39,9 @@ def print_evaluation(
     console.print(_result_table(results))
     for result in results:
         for note in _notes(result):
-            console.print(note, soft_wrap=True)
+            say(console, note)
     if is_pair:
-        console.print(_describe_difference(evaluation["comparison"]), soft_wrap=True)
+        say(console, _describe_difference(evaluation["comparison"]))
     if by_problem and is_pair:
         first, second = results
         console.print(_paired_problem_table(first["table"], second["table"]))
@@ -56,10 +56,9 @@ def _describe_difference(comparison: Mapping[str, Any]) -> str:
     if comparison["difference"] is None:
         return "second - first: no problem has a verdict in both"
     return (
-        f"second - first, paired over {comparison['problems']} problems:"
-        f" {comparison['difference']:+.4f} {_describe_interval(comparison)}\n"
-        f"better on {comparison['better']} problems, worse on {comparison['worse']}, equal on"
-        f" {comparison['equal']}"
+        f"second - first: {comparison['difference']:+.4f} {_describe_interval(comparison)}\n"
+        f"paired over {plural(comparison['problems'], 'problem')}: better on"
+        f" {comparison['better']}, worse on {comparison['worse']}, equal on {comparison['equal']}"
     )
 
 

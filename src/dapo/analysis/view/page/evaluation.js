@@ -29,7 +29,7 @@ const verdictLine = (found, binary, isSame) => {
 
 const pickEvaluation = (which, state, all) => {
   const element = View.h("select", { id: `pick-${which}`, "aria-label": `evaluation ${which.toUpperCase()}`, onchange: (event) => { const [run, step] = event.target.value.split("\n"); View.go({ [`${which}_run`]: run, [`${which}_step`]: step, problem: "", offset: "" }); } },
-    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `step ${e.step}: ${View.judged(e.accuracy, e.binary)}${all.every((x) => x.run === state.run) ? "" : ` of ${e.run}`}`)));
+    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `step ${e.step}: ${View.judged(e.accuracy, e.binary)}${all.every((x) => x.run === state.run) ? "" : `, ${e.run}`}`)));
   element.value = `${state[`${which}_run`]}\n${state[`${which}_step`]}`;
   return View.h("label", { class: "field" }, which === "a" ? "A (first)" : "B (second)", element);
 };
