@@ -46,7 +46,7 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
 def test_a_reward_that_pays_for_digits_is_found_before_a_run():
     check = dapo.check_reward(digits, ROWS)
     assert not check.ok
-    assert "are judged right though wrong" in check.verdict
+    assert "are judged right though they are wrong" in check.verdict
     shown = repr(check).splitlines()
     assert shown[1].split() == ["response", "verdict", "score", "issues"]
     assert any("some number" in line for line in shown)
@@ -62,7 +62,8 @@ def test_runs_are_compared_with_the_first(sync_run: Path, lora_run: Path):
     assert result.frame["pairs"][1] > 0
     difference = result.details[0].held_out["final"].difference["difference"]
     assert result.frame["difference"][1] == difference
-    assert f"{lora_run}: " in result.verdict
+    assert result.verdict.endswith(f"; a is {sync_run}, b is {lora_run}")
+    assert "95 % interval" in result.verdict
     assert "<table" in result._repr_html_()
 
 

@@ -238,10 +238,10 @@ def test_two_results_are_compared_problem_by_problem(
     compare = ["--compare", str(first), MODEL, "--data", data, "--server", server.url]
     assert evaluated(*compare, "--output", str(both)) == 0
     printed = capsys.readouterr().out
-    difference = printed[printed.index("second - first: +0.5000") :].splitlines()
-    assert max(map(len, difference)) <= 80
-    assert difference[0].endswith("no significant difference")
-    assert difference[1] == "paired over 4 problems: better on 3, worse on 1, equal on 0"
+    difference = printed[printed.index("no significant difference: +0.5000 (95 %") :].splitlines()
+    assert max(map(len, difference[:2])) <= 80
+    paired = "second - first, paired over 4 problems: better on 3, worse on 1, equal on 0"
+    assert difference[1] == paired
     assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
     assert evaluated(*compare, "train.seed=1") == 2
     assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err

@@ -221,7 +221,7 @@ def check_reward(reward: Reward, data: Data = None, *, right: str | None = None)
         >>> check.ok
         False
     """
-    from dapo.rewards.audit import EXAMPLES, SUM, audit_reward
+    from dapo.rewards.audit import EXAMPLES, SUM, audit_reward, verdict_on
     from dapo.rewards.verifiers.function import require_columns
 
     problems, known_right = [SUM], None
@@ -247,7 +247,7 @@ def check_reward(reward: Reward, data: Data = None, *, right: str | None = None)
         for each in audit.checks
     ]
     frame = table_of(rows)
-    return RewardCheck(_reward_verdict(rows, all(audit.right for audit in audits)), frame)
+    return RewardCheck(in_python(verdict_on(audits)), frame)
 
 
 @contextmanager
@@ -284,29 +284,6 @@ def _verdict_word(verdict: Any) -> str:
     return verdict_word(verdict.correct, verdict.error)
 
 
-def _reward_verdict(rows: Sequence[Mapping[str, Any]], accepts_right: bool) -> str:
-    """Say what an audit found, in a sentence."""
-    total = len(rows)
-    counts = {
-        "judged right though wrong": "false positive",
-        "without a verdict": "verifier error",
-        "judged differently the second time": "non-deterministic",
-    }
-    parts = []
-    for words, issue in counts.items():
-        count = sum(issue in row["issues"] for row in rows)
-        if count:
-            parts.append(f"{count} of {total} responses are {words}")
-    if not parts:
-        parts.append(f"nothing suspicious in {total} responses that are wrong or hostile")
-    error = next((row["error"] for row in rows if row["error"] is not None), None)
-    if error is not None and "verifier error" in str([row["issues"] for row in rows]):
-        parts.append(f"for example: {error}")
-    if not accepts_right:
-        parts.append("no usual form of the right answer is accepted: give one, right=TEXT")
-    return "; ".join(parts)
-
-
 @dataclass(frozen=True, repr=False)
 class RunComparison(_Shown):
     """How runs differ in training: each against the first, paired by problem."""
@@ -324,7 +301,7 @@ def compare(*runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]") 
     and the difference of rewards in training. Raises CheckpointError for no run, ConfigError for
     fewer than two.
     """
-    from dapo.analysis.compare import compare_runs
+    from dapo.analysis.compare import best_of, compare_runs, verdict
 
     several = runs
     if len(runs) == 1 and isinstance(runs[0], Sequence) and not isinstance(runs[0], str):
@@ -335,10 +312,10 @@ def compare(*runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]") 
     comparisons = [compare_runs(str(paths[0]), str(path)) for path in paths[1:]]
     rows = [_row_of(paths[0], comparisons[0], is_first=True)]
     rows += [_row_of(path, each) for path, each in zip(paths[1:], comparisons, strict=True)]
-    verdicts = [
-        f"{path}: {_compared(each)}" for path, each in zip(paths[1:], comparisons, strict=True)
-    ]
-    return RunComparison(f"against {paths[0]}: {'; '.join(verdicts)}", table_of(rows), comparisons)
+    sentence = best_of(comparisons)
+    if len(comparisons) == 1:
+        sentence = f"{verdict(comparisons[0])}; a is {paths[0]}, b is {paths[1]}"
+    return RunComparison(sentence, table_of(rows), comparisons)
 
 
 def _row_of(path: Any, comparison: "Comparison", *, is_first: bool = False) -> dict[str, Any]:
@@ -357,28 +334,3 @@ def _row_of(path: Any, comparison: "Comparison", *, is_first: bool = False) -> d
     has_reward = reward is not None and not is_first
     row["reward_difference"] = reward.mean["difference"] if has_reward and reward else None
     return row
-
-
-def _compared(comparison: "Comparison") -> str:
-    """Say whether the second run is better on the held-out problems."""
-    last = min(comparison.a.steps, comparison.b.steps)
-    if not comparison.steps and comparison.equal_up_to:
-        return f"equal in all {last} common steps"
-    final = comparison.held_out.get("final")
-    if final is None:
-        return "no held-out problems in common"
-    difference = final.difference["difference"]
-    if difference is None:
-        return "no problem has a verdict in both"
-    low = final.difference["low"]
-    high = final.difference["high"]
-    style = "+.1%" if final.is_binary else "+.3f"
-    text = f"{difference:{style}} on {final.difference['pairs']} problems"
-    if low is None:
-        return f"{text}, without an interval"
-    word = "no significant difference"
-    if low > 0:
-        word = "better"
-    elif high < 0:
-        word = "worse"
-    return f"{word}, {text} ({low:{style}} to {high:{style}})"

@@ -12,6 +12,7 @@ from rich.text import Text
 from dapo.cli.formatting import number, plural, right, say, titled_table, weighted
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, with_interval
+from dapo.evaluation.pairing import who_is_better
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
 
@@ -52,29 +53,19 @@ def print_evaluation(
 
 
 def _describe_difference(comparison: Mapping[str, Any]) -> str:
-    """Describe the paired difference of two results in two lines."""
-    if comparison["difference"] is None:
+    """Describe the paired difference of two results in two lines, which result is better first."""
+    difference = comparison["difference"]
+    if difference is None:
         return "second - first: no problem has a verdict in both"
+    interval = "no interval: fewer than two problems, or the same difference on all"
+    if comparison["low"] is not None:
+        interval = f"95 % interval {comparison['low']:+.4f} to {comparison['high']:+.4f}"
+    verdict = who_is_better(comparison, first="the first", second="the second")
     return (
-        f"second - first: {comparison['difference']:+.4f} {_describe_interval(comparison)}\n"
-        f"paired over {plural(comparison['problems'], 'problem')}: better on"
+        f"{verdict}: {difference:+.4f} ({interval})\n"
+        f"second - first, paired over {plural(comparison['problems'], 'problem')}: better on"
         f" {comparison['better']}, worse on {comparison['worse']}, equal on {comparison['equal']}"
     )
-
-
-def _describe_interval(comparison: Mapping[str, Any]) -> str:
-    """Describe the interval of a difference, and which result it shows to be better."""
-    low = comparison["low"]
-    high = comparison["high"]
-    if low is None:
-        return "(no interval: fewer than two problems, or the same difference on all)"
-    if low > 0:
-        verdict = "higher"
-    elif high < 0:
-        verdict = "lower"
-    else:
-        verdict = "no significant difference"
-    return f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
