@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import dapo
-from dapo.api.checks import _raise_error
 from helpers.tables import for_each_row
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
@@ -26,6 +25,7 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
     check = dapo.check("tiny-random", data=ROWS, reward=digits, run_dir="x", sinks="wandb", **SMALL)
     assert check.ok
     assert "GiB" in check.verdict
+    assert "--" not in check.verdict
     assert repr(check).startswith(check.verdict)
     assert check.verdict in check._repr_html_()
     facts = dict(zip(check.frame["about"], check.frame["fact"], strict=True))
@@ -35,12 +35,7 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
     with pytest.raises(
         dapo.DataError, match=r"^data, row 1: no prompt; .*; rename yours to prompt$"
     ):
-        _raise_error(
-            "/t/train.jsonl, line 1: no prompt; columns here: x; name yours with {path: FILE,"
-            " prompt: COLUMN}",
-            {"data": Path("/t/train.jsonl")},
-            "config.yaml",
-        )
+        dapo.check("tiny-random", data=[{"x": "1"}], **SMALL)
 
 
 def test_a_reward_that_pays_for_digits_is_found_before_a_run():

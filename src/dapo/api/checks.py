@@ -1,15 +1,12 @@
 """Looks at a call, a reward or runs before time is spent on them: check, check_reward, compare."""
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dapo.api.in_memory_data import Data, Reward, row_errors, stored_arguments, stored_data
 from dapo.api.keywords import build_scaled, load_base, read_keywords
@@ -18,13 +15,12 @@ from dapo.api.python_errors import python_interface
 from dapo.api.python_words import in_python
 from dapo.api.result_types import table_of
 from dapo.api.shown_tables import ShownTable, cell_text
-from dapo.config.load import merge_options, nested_options
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError
 from dapo.core.loading import add_code_folder
-from dapo.core.memory import GIB
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.runs.stored_config import CODE_FOLDER
+from dapo.start.check import check as check_start
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +98,8 @@ def check(
         >>> dapo.check("tiny-random", data=rows, prompts_per_step=2, group_size=4, max_response_tokens=8).ok
         True
     """
+    from dapo.analysis.check.facts import CheckedFacts, check_as_json
+
     base, _, _ = load_base(config)
     options = {name: value for name, value in options.items() if name not in NOT_CHECKED}
     with TemporaryDirectory(prefix="dapo-check-") as folder:
@@ -110,57 +108,21 @@ def check(
         name = model_name(model)
         if name is not None:
             settings["model.name"] = name
-        values, modules, folders = read_keywords(settings, reward, options)
-        _, scaled = build_scaled(base, values, where="dapo.check")
+        values, modules, _ = read_keywords(settings, reward, options)
+        built, _ = build_scaled(base, values, where="dapo.check")
         for each in stored.values():
             each.write()
         for module in modules:
             module.write(Path(folder) / CODE_FOLDER)
-        file = Path(folder) / "checked.yaml"
-        # only what is set, so that nothing else is named as without effect; JSON is YAML
-        raw = merge_options(base, nested_options(values | scaled))
-        file.write_text(json.dumps(raw, default=str), encoding="utf-8")
-        paths = [entry for entry in [*sys.path, *folders] if entry]
-        code = os.pathsep.join(
-            filter(None, [str(Path(folder) / CODE_FOLDER), os.environ.get("DAPO_CODE", "")])
-        )
-        environment = {"DAPO_CODE": code, "PYTHONPATH": os.pathsep.join(paths)}
-        # the command itself: its estimate belongs to the command line
-        done = subprocess.run(
-            [sys.executable, "-m", "dapo", "check", str(file), "--json"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        add_code_folder(Path(folder) / CODE_FOLDER)
         labels = {label: path for each in stored.values() for label, path in each.labels.items()}
-    details = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr}
-    if "problems" not in details:
-        _raise_error(str(details["error"]), labels, str(file))
-    return ConfigCheck(_verdict_of(details), _facts(details), details)
-
-
-def _raise_error(error: str, labels: Mapping[str, Path], file: str) -> NoReturn:
-    """Raise the error of the command, in the words of a Python caller."""
-    text = error.strip().removeprefix("error: ").removeprefix(f"{file}: ")
-    with row_errors(labels):
-        if any(str(path) in text for path in labels.values()):
-            raise DataError(text)
-    raise ConfigError(in_python(text))
-
-
-def _verdict_of(details: Mapping[str, Any]) -> str:
-    """Return the sentence of a check: the command's own, or what fits and what does not."""
-    if "verdict" in details:
-        return in_python(str(details["verdict"]))
-    if details["problems"]:
-        return f"cannot run: {in_python(str(details['problems'][0]))}"
-    estimate = details["estimate"]
-    if estimate is None:
-        return "ok: the memory is not known"
-    needed = max(sum(parts.values()) for parts in estimate["memory_bytes"].values())
-    available = estimate["memory_available_bytes"]
-    return f"ok: {needed / GIB:,.1f} of {available / GIB:,.1f} GiB"
+        with (
+            row_errors(labels),
+            check_start(built, elsewhere=built.uses_ray, starts=False) as checked,
+        ):
+            facts = CheckedFacts.of(checked)
+            details = check_as_json(facts)
+    return ConfigCheck(in_python(facts.verdict()), _facts(details), details)
 
 
 def _facts(details: Mapping[str, Any]) -> "pd.DataFrame":

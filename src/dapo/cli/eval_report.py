@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, plural, right, say, titled_table, weighted
+from dapo.cli.formatting import number, right, say, titled_table
 from dapo.core.terminal import printable
-from dapo.core.text import one_line, with_interval
+from dapo.core.text import one_line, plural, weighted, with_interval
 from dapo.evaluation.pairing import who_is_better
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.cli.formatting import plural, say
+from dapo.cli.formatting import say
 from dapo.config import build_config, parse_data_argument
 from dapo.config.load import override, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
-from dapo.core.text import excerpt, one_line, shorten
+from dapo.core.text import excerpt, one_line, plural, shorten
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward, verdict_on
 from dapo.rewards.combine import RewardSpec

@@ -13,9 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, plural, right, say, size
+from dapo.cli.formatting import number, right, say
 from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
+from dapo.core.text import plural, size
 from dapo.runs.console import (
     SafeConsole,
     accuracies_in,
