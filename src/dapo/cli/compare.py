@@ -37,6 +37,9 @@ UNITS = {
     "length": "length, tokens",
 }
 
+MEASURED = "rollout.native.kernels."
+"""What a start measures for the shapes of the model's matrices, which nobody writes."""
+
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
     """Compare the first run with each other run; print tables, or one JSON object."""
@@ -126,6 +129,8 @@ def _print_options(console: SafeConsole, comparison: Comparison) -> None:
         **TITLE,
     )
     for name, values in comparison.options.items():
+        if name.startswith(MEASURED) and None in values:
+            continue
         a, b = (printable(option_text(value)) for value in values)
         if name in everywhere or None not in values:
             table.add_row(printable(name), a, b)
