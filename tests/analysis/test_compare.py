@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run
-from dapo.config import RewardConfig
+from dapo.config import RewardConfig, parse_overrides
+from dapo.config.load import merge_options
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
@@ -323,3 +325,20 @@ def test_the_command_prints_tables_or_json(
     verdict = "equal in all 4 common steps\n"
     assert run_command(capsys, "compare", str(runs[0]), str(runs[0]))[1].startswith(verdict)
     assert run_command(capsys, "compare", str(runs[0]))[0] == 2
+
+
+def test_shapes_that_one_start_has_measured_are_no_difference_of_options(
+    capsys: pytest.CaptureFixture[str], runs: tuple[Path, Path], tmp_path: Path
+):
+    other = RunDirectory(shutil.copytree(runs[1], tmp_path / "other"))
+    options = ["rollout.native.kernels={9x9: compiled}", "reward.options={extract: final}"]
+    raw = yaml.safe_load(other.config.read_text())
+    for option in options:
+        raw = merge_options(raw, parse_overrides([option]))
+    other.config.write_text(yaml.safe_dump(raw))
+    _, out, _ = run_command(capsys, "compare", str(runs[0]), str(other.path))
+    assert "only b  reward.options.extract=final" in out
+    assert "kernels" not in out
+    _, found, _ = run_command(capsys, "compare", str(runs[0]), str(other.path), "--json")
+    (comparison,) = json.loads(found)["comparisons"]
+    assert comparison["options"]["rollout.native.kernels.9x9"] == [None, "compiled"]

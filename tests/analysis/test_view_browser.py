@@ -847,6 +847,60 @@ def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, runs, 
     assert page.errors() == []
 
 
+def test_every_curve_over_steps_has_a_mark_where_a_resume_changed_an_option(
+    browser, runs, tmp_path
+):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    run = shutil.copytree(runs[0], tmp_path / "changed")
+    directory = RunDirectory(run)
+    changes = ["optim.lr=0.002", "data.system=Be brief"]
+    directory.replace_config(dump_config(load_config(directory.config, changes)), after=1)
+    text = "resumed after step 1 with data.system none → Be brief, optim.lr 0.003 → 0.002"
+    with shown(browser, run, runs[1]) as page:
+        for tab, title in {
+            "overview": "Reward",
+            "metrics": "reward/mean",
+            "evaluation": "Held-out accuracy",
+            "problems": "Groups by pass rate",
+            "compare": "reward/mean",
+        }.items():
+            page.open(f"{tab}?run=changed")
+            card = f"document.querySelector(\"[data-chart='{title}']\")"
+            page.wait(f"return {card} !== null")
+            page.browser.execute_script(f"{card}.scrollIntoView({{block: 'center'}})")
+            mark = page.wait(f"return {card}.querySelector('line.mark')")
+            titles = page.browser.execute_script(
+                f"return [...{card}.querySelectorAll('line.mark title')].map((e) => e.textContent)"
+            )
+            assert titles == [f"changed: {text}" if tab == "compare" else text], tab
+            chart = f"{card}.querySelector('.plot').chart"
+            place = page.browser.execute_script(f"return {chart}.toX(1.5)")
+            assert float(mark.get_attribute("x1")) == pytest.approx(place), tab
+            # the axis of tokens has it between the sums of the same steps
+            if tab == "overview":
+                page.click("button", "tokens")
+                page.wait(f"return {chart}.layout.x.title === 'generated tokens'")
+                marks = page.browser.execute_script(f"return {chart}.layout.marks")
+                xs = page.browser.execute_script(f"return {chart}.traces[0].x")
+                assert xs[0] < marks[0]["x"] < xs[1]
+        page.open("metrics?run=changed")
+        card = "document.querySelector(\"[data-chart='reward/mean']\")"
+        area = page.wait(f"return {card}?.querySelector('.drag')")
+        page.browser.execute_script(f"{card}.scrollIntoView({{block: 'center'}})")
+        chart = f"{card}.querySelector('.plot').chart"
+        offset = page.browser.execute_script(
+            f"return {chart}.toX(1.5) - {chart}.left - {chart}.innerWidth / 2"
+        )
+        ActionChains(page.browser).move_to_element_with_offset(area, int(offset), 0).perform()
+        page.wait(f"return !{card}.querySelector('.tip').hidden")
+        assert page.texts(".tip:not([hidden]) .mark-text") == [text]
+        page.open(f"overview?run={runs[1].name}")
+        page.wait("return document.querySelector(\"[data-chart='Reward'] .line\") !== null")
+        assert page.texts("line.mark") == []
+    assert page.errors() == []
+
+
 @for_each_row(
     ["fragment", "message"],
     [

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import dapo
-from dapo.api.checks import _raise_error
 from helpers.tables import for_each_row
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
@@ -26,6 +25,7 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
     check = dapo.check("tiny-random", data=ROWS, reward=digits, run_dir="x", sinks="wandb", **SMALL)
     assert check.ok
     assert "GiB" in check.verdict
+    assert "--" not in check.verdict
     assert repr(check).startswith(check.verdict)
     assert check.verdict in check._repr_html_()
     facts = dict(zip(check.frame["about"], check.frame["fact"], strict=True))
@@ -35,18 +35,13 @@ def test_a_call_is_checked_with_the_keywords_of_train_and_leaves_nothing(tmp_pat
     with pytest.raises(
         dapo.DataError, match=r"^data, row 1: no prompt; .*; rename yours to prompt$"
     ):
-        _raise_error(
-            "/t/train.jsonl, line 1: no prompt; columns here: x; name yours with {path: FILE,"
-            " prompt: COLUMN}",
-            {"data": Path("/t/train.jsonl")},
-            "config.yaml",
-        )
+        dapo.check("tiny-random", data=[{"x": "1"}], **SMALL)
 
 
 def test_a_reward_that_pays_for_digits_is_found_before_a_run():
     check = dapo.check_reward(digits, ROWS)
     assert not check.ok
-    assert "are judged right though wrong" in check.verdict
+    assert "are judged right though they are wrong" in check.verdict
     shown = repr(check).splitlines()
     assert shown[1].split() == ["response", "verdict", "score", "issues"]
     assert any("some number" in line for line in shown)
@@ -62,7 +57,8 @@ def test_runs_are_compared_with_the_first(sync_run: Path, lora_run: Path):
     assert result.frame["pairs"][1] > 0
     difference = result.details[0].held_out["final"].difference["difference"]
     assert result.frame["difference"][1] == difference
-    assert f"{lora_run}: " in result.verdict
+    assert result.verdict.endswith(f"; a is {sync_run}, b is {lora_run}")
+    assert "95 % interval" in result.verdict
     assert "<table" in result._repr_html_()
 
 

@@ -50,7 +50,7 @@ VIEWS = {
     "run.view()": ['<iframe src="data:text/html', "http://127.0.0.1:"],
     "run.curves()": [],
     'dapo.play(Echo, turns="hello")': ["nothing suspicious", "Say &lt;hello&gt;.", "reward 1"],
-    "dapo.check_reward(digits, rows)": ["judged right though wrong"],
+    "dapo.check_reward(digits, rows)": ["judged right though they are wrong"],
 }
 """What a cell shows, with words of its HTML; without any it is an image."""
 README = re.findall(

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from dapo.cli.formatting import number, plural, size, weighted
+from dapo.cli.formatting import number
 from dapo.config import LoraConfig
 from dapo.config.option_fields import option_text
-from dapo.core.text import with_interval
+from dapo.core.text import plural, size, weighted, with_interval
 from helpers.tables import for_each_row
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dapo.cli.check.summary import differences_from_paper
+from dapo.analysis.check.summary import differences_from_paper
 from dapo.config import Config, build_config, load_config
 from dapo.config.engines import ENGINES
 from dapo.config.option_fields import known_about, options_of, section_in

@@ -1,6 +1,8 @@
 """Misspelt options and flags are answered with the exact text to type."""
 
+import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,8 @@ TRL = "learning_rate=0.0001 is optim.lr=0.0001 here"
         ("data.instruction=Be brief", "type 'data.instruction=Be brief'"),
         ("data.train=a.jsonl b.jsonl", "type 'data.train=[a.jsonl,b.jsonl]'"),
         ("data.train=a.jsonl,b.jsonl", "typed as a list, '[a.jsonl,b.jsonl]'"),
+        ("--set optim.lr=1e-4", "did you mean optim.lr=1e-4?"),
+        ("-o 'data.instruction=Be brief'", "did you mean 'data.instruction=Be brief'?"),
         ("--zebra 5", "No such option: --zebra"),
     ],
 )
@@ -75,3 +79,25 @@ def test_other_commands_name_what_is_meant_first(
     code, _, err = run(capsys, *words)
     assert code == 2
     assert answer in err
+
+
+def test_a_command_without_its_argument_shows_its_example_with_the_newest_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, time in {"old": 1, "my run": 3, "older": 2}.items():
+        config = tmp_path / "runs" / name / "config.yaml"
+        config.parent.mkdir(parents=True)
+        config.touch()
+        os.utime(config, (time, time))
+    monkeypatch.chdir(tmp_path)
+    examples = {
+        "chat": "dapo chat 'runs/my run' --temperature 0",
+        "resume": "dapo resume 'runs/my run' train.num_steps=200",
+        "compare": "dapo compare runs/a runs/b --by-step",
+        "convert": "dapo convert grpo.py > my.yaml",
+        "data stats": "dapo data stats train.jsonl --model",
+    }
+    for command, example in examples.items():
+        code, _, err = run(capsys, *command.split())
+        assert code == 2
+        assert f"\nFor example: {example}" in err, command

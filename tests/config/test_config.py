@@ -10,7 +10,7 @@ import pytest
 
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.cli.check.summary import differences_from_paper, explain
+from dapo.analysis.check.summary import differences_from_paper, explain
 from dapo.config import (
     PRESETS,
     Config,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.scripted_engine import cut
-from dapo.cli.check.summary import ignored_options
+from dapo.analysis.check.summary import ignored_options
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import EngineError, OutOfMemory, WorkerDied

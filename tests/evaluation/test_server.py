@@ -237,9 +237,11 @@ def test_two_results_are_compared_problem_by_problem(
     server.text = "Answer: 4"
     compare = ["--compare", str(first), MODEL, "--data", data, "--server", server.url]
     assert evaluated(*compare, "--output", str(both)) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "paired over 4 problems: +0.5000" in printed
-    assert "better on 3 problems, worse on 1, equal on 0" in printed
+    printed = capsys.readouterr().out
+    difference = printed[printed.index("no significant difference: +0.5000 (95 %") :].splitlines()
+    assert max(map(len, difference[:2])) <= 80
+    paired = "second - first, paired over 4 problems: better on 3, worse on 1, equal on 0"
+    assert difference[1] == paired
     assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
     assert evaluated(*compare, "train.seed=1") == 2
     assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
-from dapo.cli.check.report import describe_estimate
+from dapo.analysis.check.estimate import HardwareProfile, ResourceEstimate
+from dapo.analysis.check.report import describe_estimate
 from dapo.cli.main import main
 from dapo.config import build_config
 from dapo.config.rollout_options import NativeConfig

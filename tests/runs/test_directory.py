@@ -93,6 +93,18 @@ class TestCreateAndOpen:
         assert error.value.exit_code == 2
         assert run.config.read_text() == "seed: 0\n"
 
+    def test_the_directory_of_a_run_that_trains_is_refused_with_its_process(self, run, monkeypatch):
+        process = os.getpid()
+        with run.lock():
+            monkeypatch.setattr(os, "getpid", lambda: process + 1)  # as seen by another process
+            with pytest.raises(CheckpointError) as error:
+                RunDirectory.create(run.path, "other: 1\n", {})
+        assert (
+            str(error.value)
+            == f"{run.path} already holds a run, which process {process} is training; follow it"
+            f" with `dapo status {run.path}` or choose another --run-dir"
+        )
+
     def test_a_directory_with_other_files_is_refused(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
         with pytest.raises(CheckpointError) as error:

@@ -3,6 +3,7 @@ alone.
 """
 
 import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from dapo.runs.status import run_status
 from helpers.commands import run
 from helpers.run_files import append_bytes, log_metrics
 
+MODEL = "smollm2-135m-instruct"
 CONFIG = "model: {name: tiny-random}\ndata: {train: builtin:sums}\ntrain: {num_steps: 10}\n"
 # of steps 1 to 3: the whole step, and its evaluation
 SECONDS = [(10.0, 0.0), (12.0, 0.0), (41.0, 30.0)]
@@ -203,3 +205,23 @@ def test_following_prints_the_steps_and_ends_with_the_state_of_the_run(
 def _log_a_step(directory: RunDirectory) -> None:
     directory.truncate_after(3)  # without the part of a line behind it
     log_metrics(directory.metrics, [{"step": 4, "reward/mean": 0.4, "time/step_s": 1.0}])
+
+
+def test_a_table_of_runs_keeps_paths_whole_and_one_line_to_a_run_on_80_columns(
+    capsys: pytest.CaptureFixture[str],
+    directory: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    runs = ["runs/quickstart-20261129-023111", "runs/quickstart-20261130-113111"]
+    for name in runs:
+        shutil.copytree(directory.path, name)
+        Path(name, "config.yaml").write_text(CONFIG.replace("tiny-random", MODEL))
+    for width, shows_all in ((80, False), (120, True)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        _, out, _ = run(capsys, "status", *runs)
+        rows = [line for line in out.splitlines() if line.strip().startswith("runs/")]
+        assert [row.split()[0] for row in rows] == runs
+        assert max(map(len, out.splitlines())) <= width
+        assert ("disk" in out, MODEL in out, "accuracy" in out) == (shows_all, shows_all, True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyarrow.parquet import read_table
 
-from dapo.cli.check.summary import explain
+from dapo.analysis.check.summary import explain
 from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config
 from dapo.core.errors import ConfigError, RewardError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.check.summary import differences_from_paper, explain, ignored_options
+from dapo.analysis.check.summary import differences_from_paper, explain, ignored_options
 from dapo.config import dump_config, load_config
 from dapo.config.data_spec import parse_spec
 from helpers.paths import CONFIGS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
-from dapo.cli.check.report import describe_prompts
+from dapo.analysis.check.report import describe_prompts
 from dapo.cli.train import resume_run, start_run
 from dapo.rewards import get_verifier
 from dapo.runs.directory import RunDirectory

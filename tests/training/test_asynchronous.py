@@ -23,7 +23,7 @@ from pyarrow.parquet import read_table, write_table
 from safetensors.torch import load_file
 
 from benchmarks.scripted_engine import ScriptedEngine
-from dapo.cli.check.summary import explain
+from dapo.analysis.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import (

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 import dapo
 from conformance import naive
+from dapo.analysis.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
+from dapo.analysis.check.report import describe_estimate
+from dapo.analysis.check.summary import differences_from_paper, explain
 from dapo.analysis.explain import explain_group
-from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
-from dapo.cli.check.report import describe_estimate
-from dapo.cli.check.summary import differences_from_paper, explain
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import ConfigError
 from dapo.sampling.samples import with_advantages

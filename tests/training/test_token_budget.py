@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.cli.check.summary import explain
+from dapo.analysis.check.summary import explain
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import ConfigError
 from dapo.runs.directory import RunDirectory

@@ -12,7 +12,13 @@ from typing import Any
 
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import DataError
-from dapo.evaluation.pairing import Paired, mean_over_steps, paired_difference, paired_problems
+from dapo.evaluation.pairing import (
+    Paired,
+    mean_over_steps,
+    paired_difference,
+    paired_problems,
+    who_is_better,
+)
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation, read_evaluation
 from dapo.runs.manifest import Fork, describe_changes
@@ -243,3 +249,96 @@ def _curves(
         )
         for name in CURVES
     }
+
+
+# --- the result in words
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say which run is better: on held-out problems, else in training, with the difference."""
+    last = min(comparison.a.steps, comparison.b.steps)
+    if not comparison.steps and comparison.equal_up_to:
+        return f"equal in all {last} common steps"
+    final = comparison.held_out.get("final")
+    if final is not None:
+        return f"{who_is_better(final.difference)}: {_final_accuracies(final)}"
+    for name, curve in logged_curves(comparison).items():
+        if name in ("accuracy", "reward") and curve.mean["difference"] is not None:
+            better = who_is_better(curve.mean)
+            in_training = f"in training {name}, {_paired(curve.mean, name)}"
+            return f"{better}: {in_training}; no common held-out problems"
+    return "undecided: the runs have no evaluations or training problems in common"
+
+
+def best_of(comparisons: Sequence[Comparison]) -> str:
+    """Name the run whose last evaluation is the most above that of the first run."""
+    better = []
+    num_evaluated = 0
+    for comparison in comparisons:
+        final = comparison.held_out.get("final")
+        if final is None:
+            continue
+        num_evaluated += 1
+        if final.difference["low"] is not None and final.difference["low"] > 0:
+            better.append((final.difference["difference"], comparison.b.path, final))
+    first = comparisons[0].a.path
+    if not num_evaluated:
+        return f"undecided: no run has an evaluation of the same problems as {first}"
+    if not better:
+        return f"no run is significantly better than {first}"
+    _, path, final = max(better, key=lambda entry: entry[0])
+    return f"{path} is best: {_final_accuracies(final)}"
+
+
+def _final_accuracies(final: HeldOut) -> str:
+    """Return both accuracies, or mean scores, and their paired difference."""
+    name, label, unit = "score", "mean score", ""
+    if final.is_binary:
+        name, label, unit = "accuracy", "accuracy", " %"
+    accuracy_a = value_text(final.accuracy_a, name)
+    accuracy_b = value_text(final.accuracy_b, name)
+    return f"{label} {accuracy_a} and {accuracy_b}{unit}, {_paired(final.difference, name)}"
+
+
+def _paired(estimate: Mapping[str, Any], name: str) -> str:
+    """Return a paired difference, its interval and the number of pairs."""
+    difference, interval = interval_texts(estimate, name)
+    text = f"b - a {difference or 'unknown'}"
+    if interval:
+        text += f" (95 % interval {interval})"
+    return f"{text}, {estimate['pairs']:,} pairs"
+
+
+def logged_curves(comparison: Comparison) -> dict[str, Curve]:
+    """Return the curves that a run has logged; a verifier of scores has no accuracy."""
+    return {
+        name: curve
+        for name, curve in comparison.curves.items()
+        if any(mean_text(values, name) for values in (curve.a, curve.b))
+    }
+
+
+def interval_texts(estimate: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return a difference and its 95 % interval; empty for what is unknown."""
+    difference = value_text(estimate["difference"], name, sign="+")
+    if estimate["low"] is None:
+        return difference, ""
+    low = value_text(estimate["low"], name, sign="+")
+    high = value_text(estimate["high"], name, sign="+")
+    return difference, f"{low} to {high}"
+
+
+def value_text(value: float | None, name: str, *, sign: str = "") -> str:
+    """Return a value of a curve, an accuracy in percent; empty for None."""
+    if value is None:
+        return ""
+    if name == "accuracy":
+        value = 100 * value
+    digits = 1 if name in ("accuracy", "length") else 3
+    return f"{value:{sign}.{digits}f}"
+
+
+def mean_text(values: Sequence[float | None], name: str) -> str:
+    """Return the mean of the values that are known; empty without one."""
+    numbers = [value for value in values if value is not None]
+    return value_text(sum(numbers) / len(numbers), name) if numbers else ""

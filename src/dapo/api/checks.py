@@ -1,15 +1,12 @@
 """Looks at a call, a reward or runs before time is spent on them: check, check_reward, compare."""
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from dapo.api.in_memory_data import Data, Reward, row_errors, stored_arguments, stored_data
 from dapo.api.keywords import build_scaled, load_base, read_keywords
@@ -18,13 +15,12 @@ from dapo.api.python_errors import python_interface
 from dapo.api.python_words import in_python
 from dapo.api.result_types import table_of
 from dapo.api.shown_tables import ShownTable, cell_text
-from dapo.config.load import merge_options, nested_options
-from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import add_code_folder
-from dapo.core.memory import GIB
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.runs.stored_config import CODE_FOLDER
+from dapo.start.check import check as check_start
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +98,8 @@ def check(
         >>> dapo.check("tiny-random", data=rows, prompts_per_step=2, group_size=4, max_response_tokens=8).ok
         True
     """
+    from dapo.analysis.check.facts import CheckedFacts, check_as_json
+
     base, _, _ = load_base(config)
     options = {name: value for name, value in options.items() if name not in NOT_CHECKED}
     with TemporaryDirectory(prefix="dapo-check-") as folder:
@@ -110,57 +108,21 @@ def check(
         name = model_name(model)
         if name is not None:
             settings["model.name"] = name
-        values, modules, folders = read_keywords(settings, reward, options)
-        _, scaled = build_scaled(base, values, where="dapo.check")
+        values, modules, _ = read_keywords(settings, reward, options)
+        built, _ = build_scaled(base, values, where="dapo.check")
         for each in stored.values():
             each.write()
         for module in modules:
             module.write(Path(folder) / CODE_FOLDER)
-        file = Path(folder) / "checked.yaml"
-        # only what is set, so that nothing else is named as without effect; JSON is YAML
-        raw = merge_options(base, nested_options(values | scaled))
-        file.write_text(json.dumps(raw, default=str), encoding="utf-8")
-        paths = [entry for entry in [*sys.path, *folders] if entry]
-        code = os.pathsep.join(
-            filter(None, [str(Path(folder) / CODE_FOLDER), os.environ.get("DAPO_CODE", "")])
-        )
-        environment = {"DAPO_CODE": code, "PYTHONPATH": os.pathsep.join(paths)}
-        # the command itself: its estimate belongs to the command line
-        done = subprocess.run(
-            [sys.executable, "-m", "dapo", "check", str(file), "--json"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        add_code_folder(Path(folder) / CODE_FOLDER)
         labels = {label: path for each in stored.values() for label, path in each.labels.items()}
-    details = json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr}
-    if "problems" not in details:
-        _raise_error(str(details["error"]), labels, str(file))
-    return ConfigCheck(_verdict_of(details), _facts(details), details)
-
-
-def _raise_error(error: str, labels: Mapping[str, Path], file: str) -> NoReturn:
-    """Raise the error of the command, in the words of a Python caller."""
-    text = error.strip().removeprefix("error: ").removeprefix(f"{file}: ")
-    with row_errors(labels):
-        if any(str(path) in text for path in labels.values()):
-            raise DataError(text)
-    raise ConfigError(in_python(text))
-
-
-def _verdict_of(details: Mapping[str, Any]) -> str:
-    """Return the sentence of a check: the command's own, or what fits and what does not."""
-    if "verdict" in details:
-        return in_python(str(details["verdict"]))
-    if details["problems"]:
-        return f"cannot run: {in_python(str(details['problems'][0]))}"
-    estimate = details["estimate"]
-    if estimate is None:
-        return "ok: the memory is not known"
-    needed = max(sum(parts.values()) for parts in estimate["memory_bytes"].values())
-    available = estimate["memory_available_bytes"]
-    return f"ok: {needed / GIB:,.1f} of {available / GIB:,.1f} GiB"
+        with (
+            row_errors(labels),
+            check_start(built, elsewhere=built.uses_ray, starts=False) as checked,
+        ):
+            facts = CheckedFacts.of(checked)
+            details = check_as_json(facts)
+    return ConfigCheck(in_python(facts.verdict()), _facts(details), details)
 
 
 def _facts(details: Mapping[str, Any]) -> "pd.DataFrame":
@@ -221,7 +183,7 @@ def check_reward(reward: Reward, data: Data = None, *, right: str | None = None)
         >>> check.ok
         False
     """
-    from dapo.rewards.audit import EXAMPLES, SUM, audit_reward
+    from dapo.rewards.audit import EXAMPLES, SUM, audit_reward, verdict_on
     from dapo.rewards.verifiers.function import require_columns
 
     problems, known_right = [SUM], None
@@ -247,7 +209,7 @@ def check_reward(reward: Reward, data: Data = None, *, right: str | None = None)
         for each in audit.checks
     ]
     frame = table_of(rows)
-    return RewardCheck(_reward_verdict(rows, all(audit.right for audit in audits)), frame)
+    return RewardCheck(in_python(verdict_on(audits)), frame)
 
 
 @contextmanager
@@ -284,29 +246,6 @@ def _verdict_word(verdict: Any) -> str:
     return verdict_word(verdict.correct, verdict.error)
 
 
-def _reward_verdict(rows: Sequence[Mapping[str, Any]], accepts_right: bool) -> str:
-    """Say what an audit found, in a sentence."""
-    total = len(rows)
-    counts = {
-        "judged right though wrong": "false positive",
-        "without a verdict": "verifier error",
-        "judged differently the second time": "non-deterministic",
-    }
-    parts = []
-    for words, issue in counts.items():
-        count = sum(issue in row["issues"] for row in rows)
-        if count:
-            parts.append(f"{count} of {total} responses are {words}")
-    if not parts:
-        parts.append(f"nothing suspicious in {total} responses that are wrong or hostile")
-    error = next((row["error"] for row in rows if row["error"] is not None), None)
-    if error is not None and "verifier error" in str([row["issues"] for row in rows]):
-        parts.append(f"for example: {error}")
-    if not accepts_right:
-        parts.append("no usual form of the right answer is accepted: give one, right=TEXT")
-    return "; ".join(parts)
-
-
 @dataclass(frozen=True, repr=False)
 class RunComparison(_Shown):
     """How runs differ in training: each against the first, paired by problem."""
@@ -324,7 +263,7 @@ def compare(*runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]") 
     and the difference of rewards in training. Raises CheckpointError for no run, ConfigError for
     fewer than two.
     """
-    from dapo.analysis.compare import compare_runs
+    from dapo.analysis.compare import best_of, compare_runs, verdict
 
     several = runs
     if len(runs) == 1 and isinstance(runs[0], Sequence) and not isinstance(runs[0], str):
@@ -341,10 +280,10 @@ def compare(*runs: "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]") 
     comparisons = [compare_runs(str(paths[0]), str(path)) for path in paths[1:]]
     rows = [_row_of(paths[0], comparisons[0], is_first=True)]
     rows += [_row_of(path, each) for path, each in zip(paths[1:], comparisons, strict=True)]
-    verdicts = [
-        f"{path}: {_compared(each)}" for path, each in zip(paths[1:], comparisons, strict=True)
-    ]
-    return RunComparison(f"against {paths[0]}: {'; '.join(verdicts)}", table_of(rows), comparisons)
+    sentence = best_of(comparisons)
+    if len(comparisons) == 1:
+        sentence = f"{verdict(comparisons[0])}; a is {paths[0]}, b is {paths[1]}"
+    return RunComparison(sentence, table_of(rows), comparisons)
 
 
 def _row_of(path: Any, comparison: "Comparison", *, is_first: bool = False) -> dict[str, Any]:
@@ -363,28 +302,3 @@ def _row_of(path: Any, comparison: "Comparison", *, is_first: bool = False) -> d
     has_reward = reward is not None and not is_first
     row["reward_difference"] = reward.mean["difference"] if has_reward and reward else None
     return row
-
-
-def _compared(comparison: "Comparison") -> str:
-    """Say whether the second run is better on the held-out problems."""
-    last = min(comparison.a.steps, comparison.b.steps)
-    if not comparison.steps and comparison.equal_up_to:
-        return f"equal in all {last} common steps"
-    final = comparison.held_out.get("final")
-    if final is None:
-        return "no held-out problems in common"
-    difference = final.difference["difference"]
-    if difference is None:
-        return "no problem has a verdict in both"
-    low = final.difference["low"]
-    high = final.difference["high"]
-    style = "+.1%" if final.is_binary else "+.3f"
-    text = f"{difference:{style}} on {final.difference['pairs']} problems"
-    if low is None:
-        return f"{text}, without an interval"
-    word = "no significant difference"
-    if low > 0:
-        word = "better"
-    elif high < 0:
-        word = "worse"
-    return f"{word}, {text} ({low:{style}} to {high:{style}})"

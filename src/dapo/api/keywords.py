@@ -21,6 +21,7 @@ from dapo.config.load import (
     require_set_once,
 )
 from dapo.config.option_fields import names_by_keyword, options_of
+from dapo.config.training_options import fitting_minibatch
 from dapo.core.errors import ConfigError
 from dapo.core.text import quoted
 
@@ -303,9 +304,7 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     warmup = "optim.warmup_steps"
     scaled: dict[str, Any] = {}
     if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
-        # the largest divisor of the groups of a step
-        most = min(prompts, DEFAULTS[groups])
-        scaled[groups] = max(n for n in range(1, most + 1) if prompts % n == 0)
+        scaled[groups] = fitting_minibatch(prompts, DEFAULTS[groups])
     is_soft = _option(with_preset, "overlong.mode") in (None, "soft")
     if length and is_soft and _option(raw, buffer) is None and length < DEFAULTS[buffer]:
         paper_length = DEFAULTS["rollout.max_response_tokens"]

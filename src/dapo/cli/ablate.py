@@ -16,11 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.analysis.ablate.experiment import Experiment, Variant, load_experiment, shipped_ladders
-from dapo.cli.formatting import number, plural, ruled_table
+from dapo.cli.formatting import number, ruled_table
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
-from dapo.core.text import shorten
+from dapo.core.text import plural, shorten
 from dapo.runs.console import BAR_WIDTH, SafeConsole, duration, start_live
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def view(
         return
     from dapo.analysis.view.queries import Runs
     from dapo.analysis.view.server import serve
-    from dapo.cli.formatting import plural
+    from dapo.core.text import plural
 
     table = Runs(runs or [Path("runs")])
 
@@ -77,7 +77,7 @@ def view(
 def _save_page(run: Path, file: Path, as_json: bool) -> None:
     """Write the page of a run as an HTML file, and print what it holds."""
     from dapo.analysis.view.report import write_report
-    from dapo.cli.formatting import size
+    from dapo.core.text import size
 
     facts = write_report(run, file)
     if as_json:

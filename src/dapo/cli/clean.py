@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.formatting import size
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.terminal import print_json, print_text
+from dapo.core.text import size
 from dapo.runs.checkpoints import bytes_below, numbered
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config

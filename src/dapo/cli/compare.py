@@ -8,8 +8,18 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from dapo.analysis.compare import Comparison, Curve, RunFacts, compare_runs
-from dapo.cli.formatting import TITLE, number, right, ruled_table, say
+from dapo.analysis.compare import (
+    Comparison,
+    RunFacts,
+    best_of,
+    compare_runs,
+    interval_texts,
+    logged_curves,
+    mean_text,
+    value_text,
+    verdict,
+)
+from dapo.cli.formatting import TITLE, right, ruled_table, say
 from dapo.config.option_fields import option_text, options_of
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
@@ -27,6 +37,9 @@ UNITS = {
     "length": "length, tokens",
 }
 
+MEASURED = "rollout.native.kernels."
+"""What a start measures for the shapes of the model's matrices, which nobody writes."""
+
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
     """Compare the first run with each other run; print tables, or one JSON object."""
@@ -38,13 +51,13 @@ def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) ->
     if len(comparisons) == 1:
         _print_pair(console, comparisons[0], by_step=by_step)
     else:
-        say(console, _best(comparisons), style="bold")
+        say(console, best_of(comparisons), style="bold")
         console.print(_overview(comparisons))
 
 
 def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) -> None:
     """Print which run is better, then accuracies, curves and costs, and the options last."""
-    say(console, _verdict(comparison), style="bold")
+    say(console, verdict(comparison), style="bold")
     say(console, _describe_run(comparison.a), label="a", indent=3)
     say(console, _describe_run(comparison.b), label="b", indent=3)
     is_equal = bool(not comparison.steps and comparison.equal_up_to)
@@ -66,49 +79,6 @@ def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) 
         say(console, note)
     if comparison.options:
         _print_options(console, comparison)
-
-
-def _verdict(comparison: Comparison) -> str:
-    """Say which run is better: on held-out problems, else in training, with the difference."""
-    last = min(comparison.a.steps, comparison.b.steps)
-    if not comparison.steps and comparison.equal_up_to:
-        return f"equal in all {last} common steps"
-    final = comparison.held_out.get("final")
-    if final is not None:
-        name = "accuracy" if final.is_binary else "score"
-        values = _change(final.accuracy_a, final.accuracy_b, name)
-        return f"{_better(final.difference)}: {values}, {_paired(final.difference, name)}"
-    for name, curve in _logged_curves(comparison).items():
-        if name in ("accuracy", "reward") and curve.mean["difference"] is not None:
-            in_training = f"in training {name}, {_paired(curve.mean, name)}"
-            return f"{_better(curve.mean)}: {in_training}; no common held-out problems"
-    return "undecided: the runs have no evaluations or training problems in common"
-
-
-def _better(estimate: Mapping[str, Any]) -> str:
-    """Name the run that a paired difference b - a shows to be better."""
-    if estimate["low"] is None:
-        return "undecided" if estimate["difference"] else "no difference"
-    if estimate["low"] > 0:
-        return "b is better"
-    if estimate["high"] < 0:
-        return "a is better"
-    return "no significant difference"
-
-
-def _change(a: float | None, b: float | None, name: str) -> str:
-    label = "accuracy" if name == "accuracy" else "mean score"
-    unit = " %" if name == "accuracy" else ""
-    return f"{label} {_number(a, name)} and {_number(b, name)}{unit}"
-
-
-def _paired(estimate: Mapping[str, Any], name: str) -> str:
-    """Return a paired difference, its interval and the number of pairs."""
-    difference, interval = _interval(estimate, name)
-    text = f"b - a {difference or 'unknown'}"
-    if interval:
-        text += f" (95 % interval {interval})"
-    return f"{text}, {estimate['pairs']:,} pairs"
 
 
 def _describe_run(run: RunFacts) -> str:
@@ -159,6 +129,8 @@ def _print_options(console: SafeConsole, comparison: Comparison) -> None:
         **TITLE,
     )
     for name, values in comparison.options.items():
+        if name.startswith(MEASURED) and None in values:
+            continue
         a, b = (printable(option_text(value)) for value in values)
         if name in everywhere or None not in values:
             table.add_row(printable(name), a, b)
@@ -183,9 +155,9 @@ def _held_out(comparison: Comparison) -> Table:
     for kind, evaluation in comparison.held_out.items():
         table.add_row(
             f"{kind} ({evaluation.step_a}, {evaluation.step_b})",
-            _number(evaluation.accuracy_a, unit),
-            _number(evaluation.accuracy_b, unit),
-            *_interval(evaluation.difference, unit),
+            value_text(evaluation.accuracy_a, unit),
+            value_text(evaluation.accuracy_b, unit),
+            *interval_texts(evaluation.difference, unit),
             f"{evaluation.better}/{evaluation.worse}",
             _ratio(evaluation.difference),
         )
@@ -198,29 +170,20 @@ def _curves(comparison: Comparison) -> Table:
         " of problems sampled in both)"
     )
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
-    for name, curve in _logged_curves(comparison).items():
-        mean_a = _mean(curve.a, name)
-        mean_b = _mean(curve.b, name)
+    for name, curve in logged_curves(comparison).items():
+        mean_a = mean_text(curve.a, name)
+        mean_b = mean_text(curve.b, name)
         if not mean_a and not mean_b:
             continue
         table.add_row(
             UNITS[name],
             mean_a,
             mean_b,
-            *_interval(curve.mean, name),
+            *interval_texts(curve.mean, name),
             str(curve.mean["pairs"]),
             _ratio(curve.mean),
         )
     return table
-
-
-def _logged_curves(comparison: Comparison) -> dict[str, Curve]:
-    """Return the curves that a run has logged; a verifier of scores has no accuracy."""
-    return {
-        name: curve
-        for name, curve in comparison.curves.items()
-        if any(_mean(values, name) for values in (curve.a, curve.b))
-    }
 
 
 def _costs(comparison: Comparison) -> Table:
@@ -235,7 +198,7 @@ def _costs(comparison: Comparison) -> Table:
 
 
 def _by_step(comparison: Comparison) -> Table:
-    curves = _logged_curves(comparison)
+    curves = logged_curves(comparison)
     units = [UNITS[name] for name in curves]
     table = _table("b - a by step, with half of the 95 % interval", "step", *units)
     for i, step in enumerate(comparison.steps):
@@ -256,7 +219,7 @@ def _overview(comparisons: Sequence[Comparison]) -> Table:
         if not final.is_binary:
             unit = "score"
             label = "mean score"
-        accuracy = _number(final.accuracy_a, unit)
+        accuracy = value_text(final.accuracy_a, unit)
     title = f"Last evaluation, compared with a = {path}"
     table = _table(title, "b", "equal up to", label, *DIFFERENCE, RATIO)
     table.add_row(path, "", accuracy, "", "", "")
@@ -264,60 +227,20 @@ def _overview(comparisons: Sequence[Comparison]) -> Table:
         cells = ["", "", "", ""]
         if evaluation is not None:
             cells = [
-                _number(evaluation.accuracy_b, unit),
-                *_interval(evaluation.difference, unit),
+                value_text(evaluation.accuracy_b, unit),
+                *interval_texts(evaluation.difference, unit),
                 _ratio(evaluation.difference),
             ]
         table.add_row(printable(comparison.b.path), f"step {comparison.equal_up_to}", *cells)
     return table
 
 
-def _best(comparisons: Sequence[Comparison]) -> str:
-    """Name the run whose last evaluation is the most above that of the first run."""
-    better = []
-    num_evaluated = 0
-    for comparison in comparisons:
-        final = comparison.held_out.get("final")
-        if final is None:
-            continue
-        num_evaluated += 1
-        if final.difference["low"] is not None and final.difference["low"] > 0:
-            better.append((final.difference["difference"], comparison.b.path, final))
-    first = comparisons[0].a.path
-    if not num_evaluated:
-        return f"undecided: no run has an evaluation of the same problems as {first}"
-    if not better:
-        return f"no run is significantly better than {first}"
-    _, path, final = max(better, key=lambda entry: entry[0])
-    name = "accuracy" if final.is_binary else "score"
-    values = _change(final.accuracy_a, final.accuracy_b, name)
-    return f"{path} is best: {values}, {_paired(final.difference, name)}"
-
-
-def _interval(estimate: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Return a difference and its 95 % interval."""
-    difference = _number(estimate["difference"], name, sign="+")
-    if estimate["low"] is None:
-        return difference, ""
-    low = _number(estimate["low"], name, sign="+")
-    high = _number(estimate["high"], name, sign="+")
-    return difference, f"{low} to {high}"
-
-
 def _plus_minus(estimate: Mapping[str, Any], name: str) -> str:
-    difference = _number(estimate["difference"], name, sign="+")
+    difference = value_text(estimate["difference"], name, sign="+")
     if estimate["low"] is None:
         return difference
     half = (estimate["high"] - estimate["low"]) / 2
-    return f"{difference} ± {_number(half, name)}"
-
-
-def _number(value: float | None, name: str, *, sign: str = "") -> str:
-    """Return a value of a curve, in its unit; empty for None."""
-    if value is not None and name == "accuracy":
-        value = 100 * value
-    digits = 1 if name in ("accuracy", "length") else 3
-    return number(value, f"{sign}.{digits}f")
+    return f"{difference} ± {value_text(half, name)}"
 
 
 def _ratio(estimate: Mapping[str, Any]) -> str:
@@ -327,8 +250,3 @@ def _ratio(estimate: Mapping[str, Any]) -> str:
     if ratio < 100:
         return f"{ratio:.1f}"
     return f"{ratio:,.0f}"
-
-
-def _mean(values: Sequence[float | None], name: str) -> str:
-    numbers = [value for value in values if value is not None]
-    return _number(sum(numbers) / len(numbers), name) if numbers else ""

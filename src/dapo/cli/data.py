@@ -11,10 +11,9 @@ import typer
 from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, Force, overrides_argument
-from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
-from dapo.core.text import one_line, shorten
+from dapo.core.text import one_line, plural, shorten
 
 if TYPE_CHECKING:
     from dapo.config import DataSpec

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
-from dapo.cli.formatting import plural, say
+from dapo.cli.formatting import say
+from dapo.core.text import plural
 from dapo.runs.console import SafeConsole
 
 _LABEL = 10

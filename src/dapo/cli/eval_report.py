@@ -9,9 +9,10 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, right, titled_table, weighted
+from dapo.cli.formatting import number, right, say, titled_table
 from dapo.core.terminal import printable
-from dapo.core.text import one_line, with_interval
+from dapo.core.text import one_line, plural, weighted, with_interval
+from dapo.evaluation.pairing import who_is_better
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
 
@@ -39,9 +40,9 @@ def print_evaluation(
     console.print(_result_table(results))
     for result in results:
         for note in _notes(result):
-            console.print(note, soft_wrap=True)
+            say(console, note)
     if is_pair:
-        console.print(_describe_difference(evaluation["comparison"]), soft_wrap=True)
+        say(console, _describe_difference(evaluation["comparison"]))
     if by_problem and is_pair:
         first, second = results
         console.print(_paired_problem_table(first["table"], second["table"]))
@@ -52,30 +53,19 @@ def print_evaluation(
 
 
 def _describe_difference(comparison: Mapping[str, Any]) -> str:
-    """Describe the paired difference of two results in two lines."""
-    if comparison["difference"] is None:
+    """Describe the paired difference of two results in two lines, which result is better first."""
+    difference = comparison["difference"]
+    if difference is None:
         return "second - first: no problem has a verdict in both"
+    interval = "no interval: fewer than two problems, or the same difference on all"
+    if comparison["low"] is not None:
+        interval = f"95 % interval {comparison['low']:+.4f} to {comparison['high']:+.4f}"
+    verdict = who_is_better(comparison, first="the first", second="the second")
     return (
-        f"second - first, paired over {comparison['problems']} problems:"
-        f" {comparison['difference']:+.4f} {_describe_interval(comparison)}\n"
-        f"better on {comparison['better']} problems, worse on {comparison['worse']}, equal on"
-        f" {comparison['equal']}"
+        f"{verdict}: {difference:+.4f} ({interval})\n"
+        f"second - first, paired over {plural(comparison['problems'], 'problem')}: better on"
+        f" {comparison['better']}, worse on {comparison['worse']}, equal on {comparison['equal']}"
     )
-
-
-def _describe_interval(comparison: Mapping[str, Any]) -> str:
-    """Describe the interval of a difference, and which result it shows to be better."""
-    low = comparison["low"]
-    high = comparison["high"]
-    if low is None:
-        return "(no interval: fewer than two problems, or the same difference on all)"
-    if low > 0:
-        verdict = "higher"
-    elif high < 0:
-        verdict = "lower"
-    else:
-        verdict = "no significant difference"
-    return f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:

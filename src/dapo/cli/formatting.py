@@ -64,28 +64,3 @@ def ruled_table(first: Column, *numbers: str, **options: Any) -> Table:
 def number(value: float | None, style: str, missing: str = "") -> str:
     """Return a number in a format such as `.1%`; `missing` for None."""
     return missing if value is None else f"{value:{style}}"
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a count and its noun.
-
-    >>> plural(1, "run"), plural(1200, "run")
-    ('1 run', '1,200 runs')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def size(count: float) -> str:
-    """Format bytes with a unit, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def weighted(names: str | Mapping[str, float]) -> str:
-    """Return a verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
-    if isinstance(names, str):
-        return names
-    return " + ".join(f"{weight:g} x {name}" for name, weight in names.items())

@@ -27,7 +27,7 @@ from dapo.cli.arguments import (
 )
 from dapo.cli.data import data_app
 from dapo.cli.plugin_commands import command_of
-from dapo.cli.spelling import TYPED_FIRST, as_typed, flag_answer
+from dapo.cli.spelling import as_typed, example_of, flag_answer
 from dapo.core.errors import EXIT_CODES, ConfigError, ConversionFault, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -164,20 +164,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _with_advice(error: Any, words: Sequence[str]) -> str:
     """Name in an error of the command line what can be typed instead."""
     message: str = error.message
-    command = words[0] if words else ""
-    if command in REMOVED_COMMANDS and message.startswith(f"No such command '{command}'"):
-        return f"dapo {command} is now: {REMOVED_COMMANDS[command]}"
-    if command in OTHER_NAMES and message.startswith(f"No such command '{command}'"):
-        return f"there is no command {command}; {OTHER_NAMES[command]}"
+    name = words[0] if words else ""
+    if name in REMOVED_COMMANDS and message.startswith(f"No such command '{name}'"):
+        return f"dapo {name} is now: {REMOVED_COMMANDS[name]}"
+    if name in OTHER_NAMES and message.startswith(f"No such command '{name}'"):
+        return f"there is no command {name}; {OTHER_NAMES[name]}"
     for removed, advice in REMOVED_FLAGS.items():
         command_with_flag, _, flag = removed.partition(" ")
-        if command == command_with_flag and flag in message:
+        if name == command_with_flag and flag in message:
             return f"{message}\n{advice}"
     if error.ctx is None:
         return message
-    if words == ["train"]:
-        return TYPED_FIRST
-    answer = flag_answer(message, words, error.ctx.command)
+    command = error.ctx.command
+    example = example_of(error.format_message(), command)
+    if example is not None:
+        return example
+    answer = flag_answer(message, words, command)
     if answer is None:
         return message
     error.possibilities = None  # which are flags

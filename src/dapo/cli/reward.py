@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.cli.formatting import plural, say
+from dapo.cli.formatting import say
 from dapo.config import build_config, parse_data_argument
 from dapo.config.load import override, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
-from dapo.core.text import excerpt, one_line, shorten
+from dapo.core.text import excerpt, one_line, plural, shorten
 from dapo.data.problems import load_problems
-from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
+from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward, verdict_on
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifiers.function import missing_columns, require_columns
@@ -120,39 +120,13 @@ def print_report(report: RewardReport, *, verbose: bool) -> None:
     """Print the verdict, then the suspicious responses; with `verbose` all, and their times."""
     console = SafeConsole()
     checks = [check for audit in report.audits for check in audit.checks]
-    say(console, _verdict_on(report, checks), style="bold")
+    say(console, verdict_on(report.audits), style="bold")
     rows = _merged(report.audits, verbose=verbose)
     if rows:
         console.print(_table_of(rows))
     if verbose:
         for line in _times(report, checks):
             say(console, line)
-
-
-def _verdict_on(report: RewardReport, checks: Sequence[CheckResult]) -> str:
-    """Count what the reward judges wrongly, in one sentence for each issue."""
-    total = len(checks)
-    counts = Counter(issue for check in checks for issue in check.issues)
-    issues = []
-    if count := counts["false positive"]:
-        wrongly = "is judged right though it is wrong"
-        if count > 1:
-            wrongly = "are judged right though they are wrong"
-        issues.append(f"{count} of {total} responses {wrongly}")
-    if count := counts["verifier error"]:
-        example = next(check for check in checks if "verifier error" in check.issues)
-        issues.append(f"the reward fails on {count} of {total} responses: {example.verdict.error}")
-    if count := counts["non-deterministic"]:
-        verb = "verdict changes" if count == 1 else "verdicts change"
-        issues.append(f"{count} of {total} {verb} when the same response is judged again")
-    if not issues:
-        issues.append(f"nothing suspicious in {total} responses that are wrong or hostile")
-    if any(audit.right is None for audit in report.audits):
-        issues.append(
-            "no usual form of the right answer is accepted: give one with --right, or problems with"
-            " --data"
-        )
-    return "; ".join(issues)
 
 
 @dataclass

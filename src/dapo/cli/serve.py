@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, warn
+from dapo.core.text import plural
 from dapo.core.waiting import Interrupted
 from dapo.start.model_choice import ModelChoice
 from dapo.start.model_server import ModelServer, is_loopback, listen

@@ -7,6 +7,7 @@ Options of a run are typed `NAME=VALUE`; who knows other programs types `--lr 1e
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DapoError
@@ -23,6 +24,34 @@ _NO_SUCH_FLAG = re.compile(r"No such option: (--?[\w.-]+)")
 _SUGGESTION = re.compile(r"did you mean ([\w.]+(?: or [\w.]+)*)\?")
 _UNKNOWN = re.compile(r"unknown option ([^\s;]+); " + _SUGGESTION.pattern)
 _NO_VALUE = re.compile(r"override '([^']+)': expected key=value, for example \S+")
+
+
+def example_of(message: str, command: Any) -> str | None:
+    """Return what to type where an argument is missing; None for any other error.
+
+    It is the example of the command's help, with the newest run of ./runs in place of runs/a.
+
+    Args:
+        message: the error of the command line.
+        command: the command, whose help ends with an example.
+    """
+    if not message.startswith("Missing argument"):
+        return None
+    if command.name == "train":
+        return TYPED_FIRST
+    _, _, example = str(command.epilog or "").partition("Example: ")
+    newest = _newest_run()
+    if newest is not None and "runs/b" not in example:
+        example = example.replace("runs/a", shlex.quote(str(newest)))
+    return f"\nFor example: {example}" if example else None
+
+
+def _newest_run() -> Path | None:
+    """Return the run of ./runs that was begun or resumed last."""
+    configs = list(Path("runs").glob("*/config.yaml"))
+    if not configs:
+        return None
+    return max(configs, key=lambda path: path.stat().st_mtime).parent
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
@@ -66,7 +95,11 @@ def flag_answer(message: str, words: Sequence[str], command: Any) -> str | None:
     similar_flag = f"--{name.replace('_', '-')}"
     if similar_flag in flags:
         return f"No such option: {flag}; did you mean {similar_flag}?"
-    hint = _hint(name, _value_of(flag, words))
+    value = _value_of(flag, words)
+    hint = _hint(name, value)
+    if value is not None and "=" in value and _is_option(value.partition("=")[0]):
+        # as in `--set optim.lr=1e-4`
+        hint = f"did you mean {shlex.quote(value)}?"
     if hint is None:
         return None
     unknown = [flag]

@@ -13,9 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, plural, right, say, size
+from dapo.cli.formatting import number, right, say
 from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
+from dapo.core.text import plural, size
 from dapo.runs.console import (
     SafeConsole,
     accuracies_in,
@@ -34,6 +35,8 @@ from dapo.runs.time_left import training_seconds
 
 POLL_S = 1.0
 _LABEL = 12
+_PATH_WIDTH = 32
+_ANY_WIDTH = 1000
 
 
 def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]) -> None:
@@ -48,7 +51,11 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
         counts.append(f"{len(damaged)} damaged")
     say(console, f"{plural(states.total() + len(damaged), 'run')}: {', '.join(counts)}")
     if statuses:
-        console.print(_table(statuses))
+        table = _table(statuses)
+        wide = console.options.update_width(_ANY_WIDTH)
+        if table.__rich_measure__(console, wide).maximum > console.width:
+            table = _table(statuses, has_disk=False)
+        console.print(table)
     for status in statuses:
         if status.state == "failed":
             say(console, f"{status.run}: {status.exit_reason}")
@@ -56,16 +63,18 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
         say(console, f"{path}: damaged: {error}")
 
 
-def _table(statuses: Sequence[RunStatus]) -> Table:
-    """Make a row for each run."""
+def _table(statuses: Sequence[RunStatus], *, has_disk: bool = True) -> Table:
+    """Make a row for each run; a narrow terminal has no room for the disk use."""
     results = [_result(status) for status in statuses]
     label = "result" if any(text.startswith("mean score") for text in results) else "accuracy"
+    longest_path = max(len(status.run) for status in statuses)
     table = Table(
-        Column("run", overflow="fold"),
-        Column("model", overflow="fold"),
+        # a path stays whole, to be copied; on a narrow terminal the model gives way
+        Column("run", overflow="fold", width=min(longest_path, _PATH_WIDTH)),
+        Column("model", overflow="ellipsis"),
         Column("state", no_wrap=True),
-        *right("step", label, "disk", no_wrap=True),
-        Column("newest step", no_wrap=True),
+        *right("step", label, *(["disk"] if has_disk else []), no_wrap=True),
+        Column("newest", no_wrap=True),
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -75,8 +84,8 @@ def _table(statuses: Sequence[RunStatus]) -> Table:
         when = _age(status)
         if status.seconds_left is not None:
             when += f", {duration(status.seconds_left)} left"
-        disk = size(status.disk_bytes["total"])
-        table.add_row(status.run, model, status.state, _steps(status), result, disk, when)
+        disk = [size(status.disk_bytes["total"])] if has_disk else []
+        table.add_row(status.run, model, status.state, _steps(status), result, *disk, when)
     return table
 
 

@@ -8,12 +8,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.check.summary import explain
-from dapo.cli.formatting import plural
+from dapo.analysis.check.summary import explain
 from dapo.config import Config, dump_config, find_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
 from dapo.core.terminal import print_text
+from dapo.core.text import plural
 from dapo.distributed.slurm.job import (
     Allocation,
     Job,

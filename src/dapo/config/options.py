@@ -26,6 +26,7 @@ from dapo.config.training_options import (
     LossConfig,
     OptimConfig,
     TrainConfig,
+    fitting_minibatch,
 )
 from dapo.core.errors import DataError
 from dapo.core.loading import AGENT_PREFIX
@@ -408,10 +409,11 @@ class Config(Section):
                 f"rollout.group_size must be at least {smallest}{purpose}, got {rollout.group_size}"
             )
         if rollout.prompts_per_step % train.minibatch_groups and not self.is_supervised:
+            fitting = fitting_minibatch(rollout.prompts_per_step, train.minibatch_groups)
             raise ValueError(
                 f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts per step) must be a"
                 f" multiple of train.minibatch_groups={train.minibatch_groups} (prompts per"
-                " optimiser update)"
+                f" optimiser update); try train.minibatch_groups={fitting}"
             )
         for name, temperature in (
             ("rollout", rollout.temperature),

@@ -40,6 +40,16 @@ else:
 Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 
+def fitting_minibatch(prompts_per_step: int, most: int) -> int:
+    """Return the largest size of minibatches, up to `most`, that divides the groups of a step.
+
+    >>> fitting_minibatch(48, 32)
+    24
+    """
+    sizes = range(min(prompts_per_step, most), 0, -1)
+    return next(size for size in sizes if prompts_per_step % size == 0)
+
+
 class AdvantageConfig(Section):
     estimator: EstimatorName = option(
         "group",

@@ -1,7 +1,7 @@
 """Shortens text and formats numbers for messages and tables, and suggests known names."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
@@ -97,3 +97,28 @@ def with_interval(
     if low is None or high is None:
         return f"{value:{style}}{none}"
     return f"{value:{style}} ({low:{style}} to {high:{style}})"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a count and its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(count: float) -> str:
+    """Format bytes with a unit, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def weighted(names: str | Mapping[str, float]) -> str:
+    """Return a verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
+    if isinstance(names, str):
+        return names
+    return " + ".join(f"{weight:g} x {name}" for name, weight in names.items())

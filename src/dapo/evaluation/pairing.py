@@ -41,6 +41,23 @@ EVALUATION_OPTIONS = ("data.eval", "eval.", "reward.verifier", "reward.options",
 SAME_DRAWS = ("samples_per_problem", "seed")
 
 
+def who_is_better(difference: Mapping[str, Any], *, first: str = "a", second: str = "b") -> str:
+    """Say which of two a paired difference, second - first, shows to be better.
+
+    >>> who_is_better({"difference": 0.2, "low": 0.1, "high": 0.3})
+    'b is better'
+    """
+    low = difference["low"]
+    high = difference["high"]
+    if low is None:
+        return "undecided" if difference["difference"] else "no difference"
+    if low > 0:
+        return f"{second} is better"
+    if high < 0:
+        return f"{first} is better"
+    return "no significant difference"
+
+
 def require_pairable(
     a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
 ) -> None:

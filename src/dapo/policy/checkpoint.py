@@ -215,6 +215,11 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            raise CheckpointError(
+                f"{path.parent} is gone: a run that trains keeps only its newest checkpoints;"
+                " repeat the command, which then reads the newest one"
+            ) from error
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

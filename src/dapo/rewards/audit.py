@@ -6,6 +6,7 @@ lowest score and the score of a right answer. Accepting a wrong response is a fa
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -140,6 +141,33 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
         for result, repeated in zip(first, again, strict=True)
     ]
     return Audit(problem, best, checks)
+
+
+def verdict_on(audits: Sequence[Audit]) -> str:
+    """Count what a reward judges wrongly, in one sentence for each issue."""
+    checks = [check for audit in audits for check in audit.checks]
+    total = len(checks)
+    counts = Counter(issue for check in checks for issue in check.issues)
+    issues = []
+    if count := counts["false positive"]:
+        wrongly = "is judged right though it is wrong"
+        if count > 1:
+            wrongly = "are judged right though they are wrong"
+        issues.append(f"{count} of {total} responses {wrongly}")
+    if count := counts["verifier error"]:
+        example = next(check for check in checks if "verifier error" in check.issues)
+        issues.append(f"the reward fails on {count} of {total} responses: {example.verdict.error}")
+    if count := counts["non-deterministic"]:
+        verb = "verdict changes" if count == 1 else "verdicts change"
+        issues.append(f"{count} of {total} {verb} when the same response is judged again")
+    if not issues:
+        issues.append(f"nothing suspicious in {total} responses that are wrong or hostile")
+    if any(audit.right is None for audit in audits):
+        issues.append(
+            "no usual form of the right answer is accepted: give one with --right, or problems with"
+            " --data"
+        )
+    return "; ".join(issues)
 
 
 def _with_reference(problem: Problem, reference: str) -> Problem:

@@ -322,10 +322,14 @@ class RunDirectory:
         # files of a killed process do not count
         names = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
         if self.config.name in names:
-            command = f"dapo resume {shlex.quote(str(self.path))}"
+            typed = shlex.quote(str(self.path))
+            advice = f"; continue it with `dapo resume {typed}`"
+            holder = self.holder()
+            if holder is not None and holder[0] != os.getpid():
+                process = f"process {holder[0]}" if holder[0] is not None else "another process"
+                advice = f", which {process} is training; follow it with `dapo status {typed}`"
             raise CheckpointError(
-                f"{self.path} already holds a run; continue it with `{command}` or choose another"
-                " --run-dir"
+                f"{self.path} already holds a run{advice} or choose another --run-dir"
             )
         # what a start writes before the configuration, if it was killed
         expected = {"lock", self.manifest.name, self.tokenizer.name, *prepared}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError
+from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.files import atomic_write_json, damage_of, read_json
 from dapo.core.journal import open_journal
 from dapo.core.terminal import print_text, warn
@@ -33,8 +33,8 @@ from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stages import run_path_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.start.check import Checked, check, read_data, require_model
-from dapo.start.model_choice import DEFAULT_TOKENS
+from dapo.start.check import Checked, check, read_data
+from dapo.start.model_choice import DEFAULT_TOKENS, choose_model
 from dapo.start.rows import RunData
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
@@ -150,11 +150,9 @@ def evaluation_config(
             limits = ("workers", "timeout_s", "memory_gib")
             raw["reward"] = {name: raw["reward"][name] for name in limits}
     if RunDirectory.is_run(model):
-        run = RunDirectory.open(model)
-        checkpoint = run.checkpoints.latest(warn=warn)
-        if checkpoint is None:
-            raise CheckpointError(f"{run.path} has no checkpoint to evaluate yet")
-        run_config = load_run_config(run).model_dump(mode="json")
+        choice = choose_model(model)
+        checkpoint = choice.checkpoint
+        run_config = choice.config.model_dump(mode="json")
         raw["model"] = run_config["model"]
         # those of its own evaluations
         raw["rollout"]["native"]["kernels"] = run_config["rollout"]["native"]["kernels"]
@@ -368,10 +366,10 @@ def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> 
 
 
 def _require_models(models: Sequence[str], request: EvalRequest) -> None:
-    """Raise ConfigError for a model that is missing here, unless a server has it."""
+    """Raise the errors of `choose_model`, unless a server has the model."""
     for model in models:
         if request.server is None and not model.endswith(".json"):
-            require_model(model)
+            choose_model(model)
 
 
 def _require_writable(output: Path | None) -> None:

@@ -23,6 +23,7 @@ from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
 from dapo.runs.run_reader import RunReader, find_runs, unique_name
+from dapo.runs.stored_config import option_changes
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 Value = TypeVar("Value")
@@ -201,12 +202,16 @@ def overview(runs: Iterable[ViewedRun]) -> dict[str, Any]:
 
 
 def metrics(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """Return the metrics and the summary; without metrics if `version` is the newest."""
+    """Return the metrics, the summary and the changes of options on resume.
+
+    Without metrics and changes if `version` is the newest.
+    """
     version = run.files.metrics_version()
     summary = run.files.summary()
     if version == query.get("version"):
         return {"unchanged": True, "summary": summary}
-    return {**run.files.metrics(), "summary": summary, "version": version}
+    changes = option_changes(run.files.directory)
+    return {**run.files.metrics(), "summary": summary, "changes": changes, "version": version}
 
 
 def rollouts(run: ViewedRun, query: Parameters) -> dict[str, Any]:

@@ -1,36 +1,28 @@
 """`dapo check`: prints the facts of a configuration, its memory and, on request, a probe.
 
-What imports torch is imported when the data is read, so that a wrong option is refused at once.
+As in `analysis/check/facts.py`, what imports torch is imported when the data is read.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
-from dapo.cli.check.summary import (
-    DataFacts,
-    data_facts,
+from dapo.analysis.check.facts import CheckedFacts, check_as_json, run_seconds
+from dapo.analysis.check.summary import (
     explain,
     in_short,
 )
-from dapo.cli.formatting import plural, say, size
+from dapo.cli.formatting import say
 from dapo.config import Config
-from dapo.config.option_fields import changed_paper_values
-from dapo.core.errors import ConfigError
-from dapo.core.memory import GIB
 from dapo.core.terminal import print_json
+from dapo.core.text import size
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
-from dapo.start.check import Checked, check
-from dapo.start.ignored_options import ignored_options
-from dapo.types import Problem
+from dapo.start.check import check
 
 if TYPE_CHECKING:
     from dapo.analysis.probe import Probe
-    from dapo.cli.check.estimate import ResourceEstimate
 
 
 def check_config(
@@ -77,107 +69,6 @@ def check_config(
     return not facts.faults
 
 
-@dataclass(frozen=True)
-class CheckedFacts:
-    """What is known of a configuration before it runs."""
-
-    config: Config
-    data: Sequence[DataFacts]
-    num_removed: int  # the training problems that are in the evaluation data, too
-    estimate: "ResourceEstimate | None"  # None if the model's sizes are not known
-    faults: Sequence[str]  # the reasons why it cannot run; empty if it can
-
-    @classmethod
-    def of(cls, checked: Checked) -> Self:
-        """Read the data and estimate the memory. Raises DataError and RewardError as `explain`."""
-        config = checked.config
-        data, num_removed = data_facts(checked)
-        from dapo.cli.check.estimate import hardware_profile_for
-        from dapo.cli.check.report import estimate_of, find_problems
-
-        estimate, note = estimate_of(config, hardware_profile_for(config))
-        faults = missing_hardware(config)
-        if note is not None and note.startswith("problem: "):
-            faults.append(note.removeprefix("problem: "))
-        if estimate is not None:
-            faults += find_problems(estimate)
-        return cls(config, data, num_removed, estimate, faults)
-
-    @property
-    def eval_problems(self) -> int | None:
-        """The number of evaluation problems; None if there are none or they are not here."""
-        counts = [
-            len(facts.problems)
-            for facts in self.data
-            if facts.role == "eval" and facts.problems is not None
-        ]
-        return counts[0] if counts else None
-
-    def disk(self, *, in_training: bool = False) -> dict[str, float] | None:
-        """Return the bytes of the run directory by part; None if the sizes are not known."""
-        if self.estimate is None:
-            return None
-        from dapo.cli.check.disk import disk_bytes
-
-        return disk_bytes(self.estimate, eval_problems=self.eval_problems, in_training=in_training)
-
-    def verdict(self, probe: "Probe | None" = None) -> str:
-        """Say whether the configuration fits and what the run takes, in a sentence."""
-        from dapo.cli.check.report import fullest_device
-
-        memory = None if self.estimate is None else fullest_device(self.estimate)
-        needed = ""
-        if memory is not None:
-            needed = f"{memory.needed / GIB:,.1f} of {memory.available / GIB:,.1f} GiB"
-        if self.faults:
-            if memory is not None and memory.needed > memory.available:
-                return f"does not fit: needs {needed}{memory.owner}"
-            return f"cannot run: {plural(len(self.faults), 'problem')}"
-        facts = [f"{needed}{memory.owner}"] if memory is not None else ["unknown memory"]
-        disk = self.disk()
-        if disk is not None:
-            facts.append(f"{size(sum(disk.values()))} of disk")
-        if probe is None:
-            return f"ok: {', '.join(facts)}; --probe measures the time"
-        seconds = run_seconds(self, probe)
-        facts.append("unknown time" if seconds is None else f"about {_minutes(seconds)}")
-        signal = round(probe.kept * probe.problems)
-        return (
-            f"ok: {', '.join(facts)}; {signal} of {plural(probe.problems, 'problem')} carry a"
-            " signal"
-        )
-
-
-def run_seconds(facts: CheckedFacts, probe: "Probe") -> float | None:
-    """Return the seconds of the whole run at the measured rates; None if no step was measured.
-
-    Steps as in the probe, and evaluations at its rate of sampling; a model that learns shorter or
-    longer responses takes other times.
-    """
-    if probe.step_s is None:
-        return None
-    from dapo.cli.check.disk import num_evaluations
-
-    config = facts.config
-    responses = (facts.eval_problems or 0) * config.eval.samples_per_problem
-    evaluation = responses * probe.response_tokens / probe.tokens_per_s
-    return config.train.num_steps * probe.step_s + num_evaluations(config) * evaluation
-
-
-def _minutes(seconds: float) -> str:
-    """Return a time in its unit, as an estimate deserves.
-
-    >>> _minutes(20), _minutes(100), _minutes(8000), _minutes(400_000)
-    ('1 minute', '2 minutes', '2.2 hours', '4.6 days')
-    """
-    minutes = seconds / 60
-    if minutes < 90:
-        return plural(max(1, round(minutes)), "minute")
-    if minutes < 36 * 60:
-        return f"{minutes / 60:.2g} hours"
-    return f"{minutes / 60 / 24:.2g} days"
-
-
 def _print_lines(
     facts: CheckedFacts,
     path: Path,
@@ -187,8 +78,8 @@ def _print_lines(
     verbose: bool,
 ) -> None:
     """Print the verdict and the problems, then what a first look needs, or all (`verbose`)."""
-    from dapo.cli.check.estimate import hardware_profile_for
-    from dapo.cli.check.report import describe_estimate, describe_prompts
+    from dapo.analysis.check.estimate import hardware_profile_for
+    from dapo.analysis.check.report import describe_estimate, describe_prompts
 
     console = SafeConsole()
     probe = None if measured is None else measured[1]
@@ -198,8 +89,7 @@ def _print_lines(
     for fault in facts.faults:
         say(console, f"problem: {fault}")
     config = facts.config
-    problems = _problems(facts.data)
-    notes = list(describe_prompts(config, problems))
+    notes = list(describe_prompts(config, facts.problems))
     if verbose:
         lines = [*explain(config, (facts.data, facts.num_removed)), "", *notes]
         estimate = describe_estimate(config, hardware_profile_for(config))
@@ -238,7 +128,7 @@ def _print_aligned(console: SafeConsole, line: str) -> None:
 
 def _disk_lines(facts: CheckedFacts) -> list[str]:
     """Return the parts of the run directory, the largest size and the size of an export."""
-    from dapo.cli.check.disk import export_bytes
+    from dapo.analysis.check.disk import export_bytes
 
     disk = facts.disk()
     largest = facts.disk(in_training=True)
@@ -251,81 +141,3 @@ def _disk_lines(facts: CheckedFacts) -> list[str]:
         f" trains; an export takes {size(export_bytes(facts.estimate))}"
     )
     return lines
-
-
-def missing_hardware(config: Config) -> list[str]:
-    """Return the hardware that a local run requires and this machine lacks, as sentences."""
-    from dapo.start.resolve import require_hardware
-
-    try:
-        if not config.uses_ray:
-            require_hardware(config)
-    except ConfigError as error:
-        return [str(error)]
-    return []
-
-
-def check_as_json(facts: CheckedFacts) -> dict[str, Any]:
-    """Return the result of `dapo check` as JSON values; `problems` is empty if it can run."""
-    from dapo.cli.check.report import describe_prompts
-
-    config = facts.config
-    rollout = config.rollout
-    return {
-        "config": config.model_dump(mode="json"),
-        "verdict": facts.verdict(),
-        "data": (
-            {source.role: _data_json(source) for source in facts.data}
-            | {"removed_from_train": facts.num_removed}
-        ),
-        "step": {
-            "prompts": rollout.prompts_per_step,
-            "responses": rollout.prompts_per_step * rollout.group_size,
-            "max_groups": config.max_groups_per_step,
-            "updates": config.updates_per_step,
-        },
-        "ignored": [
-            dict(zip(("option", "why"), line.split(": ", 1), strict=True))
-            for line in ignored_options(config)
-        ],
-        "differs_from_paper": [
-            {"option": name, "value": value, "paper": paper}
-            for name, value, paper in changed_paper_values(config)
-        ],
-        "notes": list(describe_prompts(config, _problems(facts.data))),
-        "estimate": None if facts.estimate is None else _estimate_json(facts.estimate),
-        "disk_bytes": facts.disk(),
-        "problems": list(facts.faults),
-    }
-
-
-def _problems(data: Sequence[DataFacts]) -> list[Problem]:
-    return [problem for facts in data for problem in facts.problems or ()]
-
-
-def _data_json(data: DataFacts) -> dict[str, Any]:
-    problems = data.problems
-    return {
-        "source": data.label,
-        "problems": None if problems is None else len(problems),
-        "distinct": None if problems is None else data.num_distinct,
-        "sources": dict(data.sources),
-        "warnings": list(data.warnings),
-    }
-
-
-def _estimate_json(estimate: "ResourceEstimate") -> dict[str, Any]:
-    """Return counts and bytes; memory is by part of each process."""
-    if not estimate.config.is_multiprocess:
-        memory = {"process": estimate.process_memory()}
-    else:
-        memory = {"trainer": estimate.trainer_memory(), "engine": estimate.engine_memory()}
-    return {
-        "parameters": estimate.dimensions.parameters,
-        "devices": estimate.devices,
-        "memory_bytes": memory,
-        "memory_available_bytes": estimate.available,
-        "weight_sync_bytes": estimate.sync_bytes,
-        "generated_responses_per_step": estimate.generated_responses,
-        "assumed": asdict(estimate.profile),
-    }

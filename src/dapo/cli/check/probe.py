@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dapo.analysis.check.estimate import hardware_profile_for
+from dapo.analysis.check.report import estimate_of
 from dapo.analysis.probe import (
     FIRST_STEPS,
     TOLERANCE,
@@ -14,8 +16,6 @@ from dapo.analysis.probe import (
     default_problems,
     probe_run,
 )
-from dapo.cli.check.estimate import hardware_profile_for
-from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.core.memory import GIB
 from dapo.core.text import with_interval

@@ -33,6 +33,17 @@ View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit ===
 // The layout of the x axis: from 0 to the last value in each chart of a page. Steps are whole numbers.
 View.xAxis = (axis, ...xs) => ({ title: View.axes[axis], end: xs.flat().reduce((a, b) => Math.max(a, b), 0), whole: axis === "steps" });
 
+// A mark where a resume changed options: between the last step before it and the first one after it.
+View.marks = (metrics, axis, { run = "", colour = null } = {}) => {
+  const x = View.xOf(metrics, axis);
+  return (metrics.changes || []).map(({ after_step, options }) => {
+    const last = metrics.steps.findLastIndex((step) => step <= after_step);
+    const changes = Object.entries(options).map(([name, [before, now]]) => `${name} ${View.optionText(before)} → ${View.optionText(now)}`);
+    const at = [x[last], x[last + 1]].filter((value) => value !== undefined);
+    return { x: at.length ? at.reduce((a, b) => a + b) / at.length : 0, text: `${run && `${run}: `}resumed after step ${after_step} with ${changes.join(", ")}`, colour };
+  });
+};
+
 // The rows of a curve from its first value to its last, in stretches: between two of them the line has a gap, because a
 // step is missing or has no finite value. Evaluations are made now and then: there only one without a verdict is a gap.
 View.stretches = (metrics, name) => {

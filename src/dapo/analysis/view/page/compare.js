@@ -64,7 +64,7 @@ View.pages.compare = {
     const compared = comparedOf(all);
     const metrics = [...compared, ...(state.metric && !compared.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
-    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean"), limit: View.limitOf(name, all) } }) }));
+    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean"), limit: View.limitOf(name, all) }, marks: chosen.flatMap((run, i) => View.marks(all[i], axis, { run: View.short(run), colour: RUN_COLOURS[i % RUN_COLOURS.length] })) }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));
     picker.value = state.metric || "";
     const rows = difference.rows;

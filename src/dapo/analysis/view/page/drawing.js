@@ -11,7 +11,8 @@
 //   told                   the values that the reader is told, if they are not y; null: none
 //   format                 a value as text
 //   inLegend               false for further parts of what is in the legend
-// A layout: { x: { title, end, whole }, y: { title, range, fromZero, limit }, legend }; no value is above `limit`.
+// A layout: { x: { title, end, whole }, y: { title, range, fromZero, limit }, legend, marks }; no value is above `limit`.
+//   marks                  vertical lines: { x, text, colour }; the text is told near the line
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 const svgElement = (tag, attributes = {}, ...children) => {
@@ -121,6 +122,7 @@ const EDGE = 9; // pixels at both ends of the x axis, for the markers
 const LEAST_DRAG = 6;
 const BAND_FROM = 15; // intervals: bars of more are a wall
 const HOVER_RANGE = 40;
+const MARK_RANGE = 6; // pixels at both sides of a mark in which its text is told
 
 class Chart {
   constructor(plot, title) {
@@ -166,7 +168,7 @@ class Chart {
     const values = svgElement("svg", { x: this.left, y: this.top - 3, width: this.innerWidth, height: this.innerHeight + 6, viewBox: `${this.left} ${this.top - 3} ${this.innerWidth} ${this.innerHeight + 6}` });
     const points = svgElement("g");
     for (const trace of this.shown) this.drawTrace(trace, values, points);
-    this.svg.replaceChildren(...this.drawAxes(), values, points, this.hover,
+    this.svg.replaceChildren(...this.drawAxes(), ...this.drawMarks(), values, points, this.hover,
       svgElement("rect", { class: "drag", x: this.left, y: this.top, width: this.innerWidth, height: this.innerHeight }));
     this.tell(null);
   }
@@ -252,6 +254,19 @@ class Chart {
       parts.push(svgElement("text", { class: "ytitle", x: FONT_PX, y: middle, "text-anchor": "middle", transform: `rotate(-90 ${FONT_PX} ${middle})` }, this.layout.y.title));
     }
     return parts;
+  }
+
+  // The marks in the stretch that is shown.
+  shownMarks() {
+    return (this.layout.marks || []).filter(({ x }) => x >= this.range.x[0] && x <= this.range.x[1]);
+  }
+
+  drawMarks() {
+    return this.shownMarks().map(({ x, text, colour }) => {
+      const place = this.toX(x);
+      const line = svgElement("line", { class: "mark", x1: place, x2: place, y1: this.top, y2: this.top + this.innerHeight }, svgElement("title", {}, text));
+      return colour ? paint(line, "stroke", colour) : line;
+    });
   }
 
   drawTrace(trace, values, points) {
@@ -381,7 +396,9 @@ class Chart {
     this.hover.append(svgElement("line", { x1: place, x2: place, y1: this.top, y2: this.top + this.innerHeight }));
     const inside = rows.filter(({ trace, i }) => this.isInside(trace.x[i], trace.top ? trace.top[i] : trace.y[i]));
     for (const { trace, i } of inside) this.hover.append(paint(svgElement("circle", { cx: this.toX(trace.x[i]), cy: this.toY(trace.top ? trace.top[i] : trace.y[i]), r: 3.5 }), "fill", trace.colour));
-    this.tip.replaceChildren(View.h("div", { class: "soft" }, this.layout.x.whole ? `step ${x}` : `${View.told(x)} ${this.layout.x.title}`), ...(rows[0].trace.kind === "line" ? rows : rows.reverse()).map(tipRow));
+    const marks = this.shownMarks().filter((mark) => Math.abs(this.toX(mark.x) - pixel) <= MARK_RANGE || Math.abs(this.toX(mark.x) - place) <= MARK_RANGE);
+    this.tip.replaceChildren(View.h("div", { class: "soft" }, this.layout.x.whole ? `step ${x}` : `${View.told(x)} ${this.layout.x.title}`), ...(rows[0].trace.kind === "line" ? rows : rows.reverse()).map(tipRow),
+      ...marks.map(({ text }) => View.h("div", { class: "mark-text" }, text)));
     this.tip.hidden = false;
     const after = place + 14 + this.tip.offsetWidth > this.left + this.innerWidth ? place - 14 - this.tip.offsetWidth : place + 14;
     const lowest = this.top + this.innerHeight - this.tip.offsetHeight;

@@ -29,7 +29,7 @@ const verdictLine = (found, binary, isSame) => {
 
 const pickEvaluation = (which, state, all) => {
   const element = View.h("select", { id: `pick-${which}`, "aria-label": `evaluation ${which.toUpperCase()}`, onchange: (event) => { const [run, step] = event.target.value.split("\n"); View.go({ [`${which}_run`]: run, [`${which}_step`]: step, problem: "", offset: "" }); } },
-    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `${e.run === state.run && all.every((x) => x.run === state.run) ? "" : `${e.run}, `}step ${e.step}: ${View.judged(e.accuracy, e.binary)}`)));
+    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `step ${e.step}: ${View.judged(e.accuracy, e.binary)}${all.every((x) => x.run === state.run) ? "" : `, ${e.run}`}`)));
   element.value = `${state[`${which}_run`]}\n${state[`${which}_step`]}`;
   return View.h("label", { class: "field" }, which === "a" ? "A (first)" : "B (second)", element);
 };
@@ -96,8 +96,9 @@ View.pages.evaluation = {
     const sources = [...new Set(own.flatMap((e) => Object.keys(e.by_source)))];
     const whole = { kind: "line", x: own.map((e) => e.step), y: own.map((e) => scaled(e.accuracy)), low: own.map((e) => scaled(e.low)), high: own.map((e) => scaled(e.high)), name: own[0].name, colour: "c1", width: 2, sizes: View.markerSize(own), format };
     const bySource = (source, i) => ({ ...whole, low: null, high: null, y: own.map((e) => (e.by_source[source] ? scaled(e.by_source[source].accuracy) : null)), name: source, colour: ["c0", "c2", "c3", "c4", "c5", "c6"][i % 6], width: 1.4, dashed: true, sizes: own.length < 15 ? 5 : 0 });
+    const marks = View.marks(await View.metrics(state.run), "steps");
     const traces = () => [whole, ...(sources.length > 1 ? sources.map(bySource) : [])];
-    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ x: View.xAxis("steps", own.map((e) => e.step)), y: { title: binary ? "correct (%)" : "mean score", fromZero: true, limit: binary ? 100 : null } }) });
+    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ x: View.xAxis("steps", own.map((e) => e.step)), y: { title: binary ? "correct (%)" : "mean score", fromZero: true, limit: binary ? 100 : null }, marks }) });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
       View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), ...evaluationPages(own, binary, state), View.h("p", {}, " ")];
     main.replaceChildren(...body);

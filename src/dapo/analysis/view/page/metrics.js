@@ -45,7 +45,7 @@ View.pages.metrics = {
     const traces = (name) => metricCurves(metrics, name, axis);
     const cardOf = (name) => {
       const card = View.chart({ title: name, note: (View.metricOf(name) || {}).meaning, traces: () => traces(name),
-        layout: () => ({ legend: false, x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: View.unitOf(name), fromZero: false, limit: View.limitOf(name, [metrics]) } }) });
+        layout: () => ({ legend: false, x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: View.unitOf(name), fromZero: false, limit: View.limitOf(name, [metrics]) }, marks: View.marks(metrics, axis) }) });
       const isPinned = pins.has(name);
       card.append(View.h("button", { type: "button", class: "pin", id: `pin-${name}`, "aria-pressed": String(isPinned), title: isPinned ? "Back to its section" : "Keep at the top of this page", "aria-label": `pin ${name}`, onclick: () => pin(name) }, isPinned ? "★" : "☆"));
       return card;

@@ -92,7 +92,7 @@ View.pages.overview = {
     const axis = View.axes[state.x] ? state.x : "steps";
     const of = (value) => (typeof value === "function" ? value(metrics) : value), hadScores = View.hasMeanScores(metrics);
     const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: of(spec.title), note: of(spec.note), traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
-      layout: () => ({ x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: of(spec.unit), range: spec.range, fromZero: of(spec.zero), limit: of(spec.limit) } }) }));
+      layout: () => ({ x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: of(spec.unit), range: spec.range, fromZero: of(spec.zero), limit: of(spec.limit) }, marks: View.marks(metrics, axis) }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",

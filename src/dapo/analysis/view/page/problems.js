@@ -31,9 +31,10 @@ View.pages.problems = {
   async show(main, state, current) {
     const kind = state.kind || "all", sort = state.order || "visits", offset = Number(state.offset) || 0, limit = View.pageRows(50);
     let byStep = [];
+    const marks = View.marks(await View.metrics(state.run), "steps");
     const traces = () => [["none", "0 %", "red"], ["few", "below half", "c1"], ["many", "half or more", "c5"], ["all", "100 %", "c2"]].map(([key, label, colour]) => ({
       kind: "bar", stack: "groups", name: label, colour, x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]) }));
-    const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: () => ({ x: View.xAxis("steps"), y: { title: "groups" } }) });
+    const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: () => ({ x: View.xAxis("steps"), y: { title: "groups" }, marks }) });
     const cards = View.h("div", { class: "cards" }), table = View.h("div");
     const draw = async () => {
       const found = await View.get("problems", { run: state.run, kind, sort, offset, limit });

@@ -26,7 +26,8 @@ View.pages.findings = {
   },
 };
 
-View.optionValue = (value) => (value === null || value === undefined ? View.h("span", { class: "soft" }, "none") : View.h("code", {}, typeof value === "string" ? value : JSON.stringify(value)));
+View.optionText = (value) => (value === null || value === undefined ? "none" : typeof value === "string" ? value : JSON.stringify(value));
+View.optionValue = (value) => View.h(value === null || value === undefined ? "span" : "code", { class: value === null || value === undefined ? "soft" : null }, View.optionText(value));
 
 const optionColumns = (found) => [
   { name: "option", cell: (r) => [View.h("code", {}, r.name), r.written === false && r.changed ? " " : "", r.written === false && r.changed ? View.badge("set to fit", "plain", "Not the default: dapo chose it for the other options and this machine") : ""] },

@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from dapo.cli.check.estimate import ResourceEstimate
+from dapo.analysis.check.estimate import ResourceEstimate
 from dapo.config import Config
 
 # measured on small runs: what a file takes apart from its rows, and a row apart from its tokens

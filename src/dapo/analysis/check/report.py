@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
-from dapo.cli.formatting import plural
+from dapo.analysis.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
+from dapo.core.text import plural
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
 from dapo.policy.memory_model import FreeMemory, resolve_microbatches

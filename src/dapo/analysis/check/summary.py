@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.lengths import agent_context
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.option_fields import changed_paper_values, option_text
+from dapo.core.text import weighted
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.start.check import Checked, UserCode

@@ -21,10 +21,10 @@ from transformers import (
     SmolLM3Config,
 )
 
-from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
-from dapo.cli.check.report import describe_estimate, find_problems, resolve_estimate
-from dapo.cli.formatting import size
+from dapo.analysis.check.estimate import ResourceEstimate, hardware_profile_for
+from dapo.analysis.check.report import describe_estimate, find_problems, resolve_estimate
 from dapo.config import Config, ModelConfig, build_config, load_config
+from dapo.core.text import size
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.model_dimensions import dimensions_of, find_dimensions
 from dapo.policy.packed_forward import recompute_layers, use_packed_forward
