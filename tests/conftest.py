@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -124,13 +123,6 @@ def forked_workers(_worker_forks: WorkerForks) -> Iterator[None]:
 def worker_forks(_worker_forks: WorkerForks) -> WorkerForks:
     """Commands in processes of their own, which are forks."""
     return _worker_forks
-
-
-@pytest.fixture
-def forked_checks(_worker_forks: WorkerForks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the command of `dapo.check`."""
-    names = SimpleNamespace(run=_worker_forks.check)
-    monkeypatch.setattr("dapo.api.checks.subprocess", names)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -880,7 +880,7 @@ def test_every_curve_over_steps_has_a_mark_where_a_resume_changed_an_option(
             # the axis of tokens has it between the sums of the same steps
             if tab == "overview":
                 page.click("button", "tokens")
-                page.wait(f"return {chart}.layout.x.title === 'generated tokens'")
+                page.wait(f"return {chart}?.layout.x.title === 'generated tokens'")
                 marks = page.browser.execute_script(f"return {chart}.layout.marks")
                 xs = page.browser.execute_script(f"return {chart}.traces[0].x")
                 assert xs[0] < marks[0]["x"] < xs[1]

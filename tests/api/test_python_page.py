@@ -34,7 +34,6 @@ SMALLER = {
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
 
 
-@pytest.mark.usefixtures("forked_checks")
 def test_the_blocks_of_the_page_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -74,7 +73,6 @@ def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     )
 
 
-@pytest.mark.usefixtures("forked_checks")
 @pytest.mark.parametrize(
     "module",
     [

@@ -71,6 +71,7 @@ NO_DIFFERENCE = {
     ),
     *("rollout.engine", "rollout.engines", "rollout.clock", "rollout.options"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
+    "dynamic_sampling.oversampling",  # the trained groups are the same
     # beyond them there is no verdict: a safeguard
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),
     # how an agent is reached: it is sampled as the run samples

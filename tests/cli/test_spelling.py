@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dapo.runs.directory import RunDirectory
 from helpers.commands import run
 from helpers.tables import for_each_row
 
@@ -85,9 +86,7 @@ def test_a_command_without_its_argument_shows_its_example_with_the_newest_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name, time in {"old": 1, "my run": 3, "older": 2}.items():
-        config = tmp_path / "runs" / name / "config.yaml"
-        config.parent.mkdir(parents=True)
-        config.touch()
+        config = RunDirectory.create(tmp_path / "runs" / name, "{}", {}).config
         os.utime(config, (time, time))
     monkeypatch.chdir(tmp_path)
     examples = {

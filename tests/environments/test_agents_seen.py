@@ -13,7 +13,7 @@ from dapo.analysis.stored_groups import read_groups
 from dapo.analysis.view.queries import Runs, group
 from dapo.cli.explain import _agent_episode
 from dapo.config import build_config
-from dapo.core.errors import AgentFailed, ConfigError
+from dapo.core.errors import ConfigError
 from dapo.environments.agents.branches import branch_reason
 from dapo.environments.agents.calls import Call, CallTree
 from dapo.environments.agents.messages import AgentRequest, comparable
@@ -132,7 +132,8 @@ def test_a_function_of_a_call_is_an_agent_whose_numbers_are_components(tmp_path:
 
 
 def test_an_agents_error_says_why_the_endpoint_refused_its_request(tmp_path: Path):
-    with pytest.raises(AgentFailed) as failed:
+    # played before the first step
+    with pytest.raises(ConfigError) as failed:
         trained(tmp_path / "run", "helpers.asking_agents:too_warm")
     text = str(failed.value)
     assert "agent: raised HTTPError: HTTP Error 400" in text

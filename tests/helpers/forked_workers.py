@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import IO, Any
 from unittest.mock import patch
@@ -154,20 +153,6 @@ class WorkerForks:
             "folder": str(Path.cwd()),
         }
         return self._fork("heavy", request, [output.fileno(), (errors or output).fileno()])
-
-    def check(self, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-        """Stand in for `subprocess.run` in `dapo.api.checks`."""
-        assert command[:3] == [sys.executable, "-m", "dapo"]
-        request = {
-            "module": "dapo.__main__",
-            "numbers": command[3:],
-            "environment": options["env"],
-            "folder": str(Path.cwd()),
-        }
-        with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
-            code = self._fork("heavy", request, [output.fileno(), errors.fileno()]).wait()
-            texts = [os.pread(file.fileno(), 2**24, 0).decode() for file in (output, errors)]
-        return subprocess.CompletedProcess(command, code, *texts)
 
     def _fork(self, kind: str, request: Mapping[str, Any], files: Sequence[int]) -> ForkedProcess:
         with self._lock:  # the threads of a pool

@@ -15,8 +15,10 @@ import yaml
 
 from dapo.cli.main import app
 from dapo.config import SECTIONS, build_config, load_config
+from dapo.config.load import STAGES
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS
+from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError
 from dapo.training.rules.all_rules import RULES
 from helpers.paths import ROOT
@@ -68,7 +70,11 @@ def bad_yaml(page: str) -> list[str]:
     for language, text in blocks(page):
         if language == "yaml":
             try:
-                build_config(ANY | yaml.safe_load(text))
+                options = ANY | yaml.safe_load(text)
+                if STAGES in options:
+                    build_stages(options)
+                else:
+                    build_config(options)
             except (ConfigError, yaml.YAMLError) as error:
                 faults.append(str(error))
     return faults

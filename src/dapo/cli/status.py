@@ -71,7 +71,7 @@ def _table(statuses: Sequence[RunStatus], *, has_disk: bool = True) -> Table:
     table = Table(
         # a path stays whole, to be copied; on a narrow terminal the model gives way
         Column("run", overflow="fold", width=min(longest_path, _PATH_WIDTH)),
-        Column("model", overflow="ellipsis"),
+        Column("model", overflow="fold"),
         Column("state", no_wrap=True),
         *right("step", label, *(["disk"] if has_disk else []), no_wrap=True),
         Column("newest", no_wrap=True),

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from dapo.algo.surrogate_table import surrogates_with
 from dapo.config.engines import engines_with
 from dapo.config.options import Config
+from dapo.config.section import Section
 
 _SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
 
@@ -110,4 +111,6 @@ def option_text(value: object) -> str:
         return "none"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Section):  # with the defaults, which its repr leaves out
+        return " ".join(f"{name}={getattr(value, name)!r}" for name in type(value).model_fields)
     return json.dumps(value, default=str) if isinstance(value, bool | list | dict) else str(value)

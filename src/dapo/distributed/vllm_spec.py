@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import dapo
 from dapo.config import Config, GpuShares
+from dapo.config.engines import VLLM_MAX_SEQUENCES
 from dapo.core.errors import ConfigError
 from dapo.core.files import cache_folder
 from dapo.core.secrets import HUB_VARIABLES
@@ -88,6 +89,7 @@ def vllm_options(config: Config) -> VllmOptions:
         ),
         reproducible=rollout.is_reproducible,
         trust_remote_code=model.trust_remote_code,
+        max_sequences=VLLM_MAX_SEQUENCES,
         temperatures=rollout.engine_kind.temperatures,
         **rollout.vllm.model_dump(exclude={"python"}),
     )

@@ -105,12 +105,13 @@ class DynamicSampler:
         limit = (1 + oversampling) * self._expected(shortfall)
         keep_rate = self._kept / self._decided
         known = self._known_groups
-        spread = z**2 * keep_rate * (1 - keep_rate) / (known + 1)
+        # products, not powers: those are the C library's, and differ between machines
+        spread = z * z * keep_rate * (1 - keep_rate) / (known + 1)
         needed = max(0.0, shortfall - 0.5)  # the continuity correction
-        quadratic = keep_rate**2 - spread
+        quadratic = keep_rate * keep_rate - spread
         if quadratic > 0:
             half_linear = keep_rate * needed + spread * known / 2
-            root = math.sqrt(half_linear**2 - quadratic * needed**2)
+            root = math.sqrt(half_linear * half_linear - quadratic * needed * needed)
             limit = min(limit, (half_linear + root) / quadratic)
         # else the keep rate is known too badly: no number of groups suffices
         return max(fewest, math.floor(limit))

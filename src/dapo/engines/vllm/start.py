@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 
-from dapo.config.engines import VLLM_MAX_SEQUENCES
 from dapo.core.errors import EngineError
 from dapo.core.files import atomic_file, cache_folder
 from dapo.core.interfaces import use_loopback_interface
@@ -56,7 +55,7 @@ class VllmOptions:
     cache_gib: float | None  # None: what the device has room for
     max_tokens: int  # the longest prompt and response together
     temperatures: tuple[float, float]  # the lowest and the highest besides 0
-    max_sequences: int = VLLM_MAX_SEQUENCES
+    max_sequences: int  # decoded at a time
     tensor_parallel: int = 1
     # every request has a seed of its own, and a step ends before the next is scheduled
     reproducible: bool = True
