@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import dapo
 from dapo.config.load import load_config
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError
@@ -135,3 +136,8 @@ def test_a_wrong_later_stage_is_refused_before_the_first_begins(
 def test_other_commands_name_the_stages(file: Path):
     with pytest.raises(ConfigError, match=r"has stages \(imitate, rewards\)"):
         load_config(file)
+
+
+def test_python_names_the_stages_and_the_way(file: Path):
+    with pytest.raises(ConfigError, match=r"imitate, rewards.*model=PREVIOUS_RUN"):
+        dapo.train(config=file)

@@ -13,6 +13,7 @@ from dapo.api.in_memory_data import Reward, verifier_option, weights_by_name
 from dapo.api.plain_values import described, lora_options, model_name, plain_value
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
+    STAGES,
     as_literal,
     merge_options,
     nested_options,
@@ -262,8 +263,11 @@ def load_base(
         )
     if not isinstance(config, Mapping):
         path = find_config(config)
-        return read_options(path), [str(config)], path.stem
+        options = read_options(path)
+        _require_one_stage(options)
+        return options, [str(config)], path.stem
     mapping: Mapping[str, Any] = plain_value(config, "config")
+    _require_one_stage(mapping)
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
         inner = {name: value}
@@ -271,6 +275,15 @@ def load_base(
             inner = {f"{name}.{key}": item for key, item in value.items()}
         flat |= inner
     return mapping, as_overrides(flat), "run"
+
+
+def _require_one_stage(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a configuration with stages, which the command trains."""
+    if STAGES in options:
+        raise ConfigError(
+            f"config has stages ({', '.join(map(str, options[STAGES] or ()))}): expected one"
+            " configuration; call dapo.train for each of them, with model=PREVIOUS_RUN"
+        )
 
 
 def build_scaled(
