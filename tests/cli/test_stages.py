@@ -13,6 +13,7 @@ import dapo
 from dapo.config.load import load_config
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError
+from dapo.runs.run_reader import find_runs
 from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 from helpers.tables import for_each_row
@@ -113,6 +114,8 @@ def test_killed_in_each_stage_and_resumed_both_runs_are_equal_to_the_byte(
     answer = tmp_path / "answer"
     code, _ = fork_server.run("explain", str(whole), "--json", output=answer)
     assert (code, json.loads(answer.read_text())["step"]) == (0, 2), answer.read_text()
+    stages = {path / stage for path in (killed, whole) for stage in ("rewards", "imitate")}
+    assert set(find_runs([tmp_path])) == stages
     code, _ = fork_server.run("generate", str(whole), "1 + 1", "--json", output=log)
     assert code == 0, log.read_text()
 

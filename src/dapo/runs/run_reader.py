@@ -199,14 +199,19 @@ def _runs_inside(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest first. Raises CheckpointError if it cannot be read."""
     try:
         entries = list(os.scandir(folder))
-        run_entries = [entry for entry in entries if entry.is_dir()]
-        run_entries = [entry for entry in run_entries if RunDirectory.is_run(entry.path)]
+        folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+        run_paths = []
+        for path in folders:
+            if has_stages(path):
+                run_paths += StagesFolder.open(path).begun_paths
+            elif RunDirectory.is_run(path):
+                run_paths.append(path)
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
     runs = []
-    for entry in run_entries:
+    for path in run_paths:
         with suppress(OSError):  # removed since
-            runs.append((entry.stat().st_mtime, Path(entry.path)))
+            runs.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(runs, reverse=True)]
 
 

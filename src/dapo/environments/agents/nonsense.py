@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dapo.config.environment import EnvironmentConfig
@@ -39,29 +39,19 @@ TOO_SLOW = (
 )
 
 
+@dataclass
 class NonsenseAgents:
     """Plays nonsense with the processes and the renderer of a run."""
 
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        pool: AgentPool,
-        renderer: AgentRenderer,
-        options: EnvironmentConfig,
-        *,
-        temperature: float,
-        max_context: int,
-        by_load: bool,
-    ) -> None:
-        """Take what a run has; an agent may send its temperature, and no other."""
-        self._tokenizer = tokenizer
-        self._pool = pool
-        self._renderer = renderer
-        self._options = options
-        self._temperature = temperature
-        self._max_context = max_context
-        self._by_load = by_load
-        self._hangs = False
+    tokenizer: "PreTrainedTokenizerBase"
+    pool: AgentPool
+    renderer: AgentRenderer
+    options: EnvironmentConfig
+    _: KW_ONLY
+    temperature: float  # that an agent may send, and no other
+    max_context: int
+    by_load: bool
+    _hangs: bool = field(default=False, init=False)
 
     def play_all(self, problems: Sequence[Problem]) -> list[Play]:
         """Play an episode of each of KINDS, then repeat them in reverse order.
@@ -89,7 +79,7 @@ class NonsenseAgents:
         return plays
 
     def _differ(self, play: Play, repetition: Play) -> bool:
-        return not self._by_load and play.episode != repetition.episode
+        return not self.by_load and play.episode != repetition.episode
 
     def _play_unless_hung(self, problem: Problem, seed: int, deadline: float) -> Play | None:
         return None if self._hangs else self._play(problem, seed, deadline)
@@ -97,14 +87,14 @@ class NonsenseAgents:
     def _play(self, problem: Problem, seed: int, deadline: float) -> Play | None:
         """Play one episode; None if it has not ended by the deadline."""
         left_s = max(0.0, deadline - time.monotonic())
-        timeout_s = min(self._options.timeout_s, left_s)
+        timeout_s = min(self.options.timeout_s, left_s)
         if not timeout_s:
             return None
-        request = text_request(self._tokenizer, self._renderer.plain, problem, seed)
-        request = replace(request, temperature=self._temperature)
+        request = text_request(self.tokenizer, self.renderer.plain, problem, seed)
+        request = replace(request, temperature=self.temperature)
         (stop_id,) = request.stop_ids
         texts = TextEngine(
-            self._tokenizer,
+            self.tokenizer,
             stop_id,
             nonsense_of(seed),
             is_cut=KINDS[seed] == CUT,
@@ -112,12 +102,12 @@ class NonsenseAgents:
         )
         engine = AgentEngine(
             ContinuingEngine(texts),
-            self._pool,
-            self._renderer,
-            self._options.model_copy(update={"timeout_s": timeout_s}),
+            self.pool,
+            self.renderer,
+            self.options.model_copy(update={"timeout_s": timeout_s}),
             seed_of=lambda request: request.seed,
-            max_context=self._max_context,
-            by_load=self._by_load,
+            max_context=self.max_context,
+            by_load=self.by_load,
         )
         ended: list[Generation] = []
         try:
@@ -130,7 +120,7 @@ class NonsenseAgents:
             return None
         episode = judged(problem, ended[0])
         is_late = str(episode.error).startswith(DID_NOTHING)
-        if is_late and timeout_s < self._options.timeout_s:
+        if is_late and timeout_s < self.options.timeout_s:
             return None
         self._hangs = is_late
         return Play(seed, KINDS[seed], episode, is_agent=True)
