@@ -7,10 +7,9 @@ episodes per second.
 """
 
 import argparse
-import json
 import os
+import sys
 import time
-import urllib.request
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 import dapo
+from benchmarks.asking_agents import CALLS
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import DataConfig
 from dapo.config.environment import EnvironmentConfig
@@ -27,12 +27,10 @@ from dapo.engines.continuation import ContinuingEngine
 from dapo.environments.agents.engine import AgentEngine
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
-from dapo.environments.games.calculator import Calculator
 from dapo.policy.model import load_model
 from dapo.processes.output import WorkerOutput
 from dapo.types import GenerationRequest, Problem
 
-CALLS = 10
 TURN = "The result of the calculation is 1234."
 SIZES: dict[str, Any] = {
     "prompts_per_step": 4,
@@ -47,58 +45,10 @@ SIZES: dict[str, Any] = {
 }
 
 
-def ask(messages: list[Any], base_url: str, api_key: str) -> Any:
-    """Return the first choice of the answer, by the standard library alone."""
-    body = json.dumps({"model": "policy", "messages": messages}).encode()
-    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)["choices"][0]
-
-
-def conversation(problem: Problem, *, base_url: str, api_key: str) -> float:
-    """Ask CALLS times, each behind all answers before."""
-    messages: list[Any] = [{"role": "user", "content": problem.prompt}]
-    for number in range(CALLS):
-        text = ask(messages, base_url, api_key)["message"]["content"]
-        messages.append({"role": "assistant", "content": text})
-        messages.append({"role": "user", "content": f"Step {number} is done; go on."})
-    return 1.0
-
-
-def relay(problem: Problem, *, base_url: str, api_key: str) -> dict[str, Any]:
-    """Play the calculator."""
-    game = Calculator()
-    game.reset(problem, 0)
-    messages: list[Any] = [{"role": "user", "content": problem.prompt}]
-    while True:
-        choice = ask(messages, base_url, api_key)
-        if choice["finish_reason"] == "length":
-            result = game.end()
-            break
-        text = choice["message"]["content"]
-        result = game.step(text)
-        if result.done:
-            break
-        messages.append({"role": "assistant", "content": text})
-        messages.append({"role": "user", "content": result.observation})
-    return {"score": result.reward, "correct": result.correct}
-
-
-def relay_by_sdk(problem: Problem, *, base_url: str, api_key: str) -> Any:
-    """Play the calculator with the OpenAI SDK."""
-    import sys
-
-    sys.path.append(str(Path(__file__).parents[1] / "examples"))
-    from calculator_agent import solve
-
-    return solve(problem, base_url=base_url, api_key=api_key)
-
-
 def time_of_calls(episodes: int, *, by_load: bool) -> float:
     """Return the milliseconds of processor time of this process per call."""
     options = EnvironmentConfig(
-        name="agent:benchmarks.agents:conversation", max_turns=CALLS, timeout_s=60.0
+        name="agent:benchmarks.asking_agents:conversation", max_turns=CALLS, timeout_s=60.0
     )
     tokenizer = load_model("tiny-random", dtype=torch.float32).tokenizer
     renderer = AgentRenderer(tokenizer, DataConfig(train="builtin:sums"), "append")
@@ -158,12 +108,13 @@ def main() -> None:
             f"clock={clock}: {median(times):.2f} ms of processor time per call,"
             f" {arguments.episodes} episodes of {CALLS} calls at once"
         )
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
     with TemporaryDirectory() as folder:
         rates = {}
         players = {
             "environment": {"environment": "calculator"},
-            "relay": {"agent": "benchmarks.agents:relay"},
-            "relay on the OpenAI SDK": {"agent": "benchmarks.agents:relay_by_sdk"},
+            "relay": {"agent": "benchmarks.asking_agents:relay"},
+            "relay on the OpenAI SDK": {"agent": "calculator_agent:solve"},
         }
         for name, player in players.items():
             path = Path(folder) / name.replace(" ", "-")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.start.check import check
+from dapo.start.check import check, read_data
 from dapo.start.rows import load_rows
 from helpers.commands import run as command
 from helpers.tiny_runs import tiny
@@ -30,6 +30,18 @@ def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path)
     config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
     (warning,) = load_rows(config.data, config.reward, {}, "train")[1]
     assert warning.startswith("data.train: texts with different answers: 4, so a row rewards")
+
+
+def test_a_model_that_has_trained_is_not_told_how_to_mark_answers(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=gsm8k")
+    notes = {}
+    for is_later_stage in (False, True):
+        with check(config, is_later_stage=is_later_stage) as checked:
+            notes[is_later_stage] = " ".join(read_data(checked).notes)
+    assert "reads an answer marked by" in notes[False]
+    assert "reads an answer marked by" not in notes[True]
 
 
 def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -285,9 +285,13 @@ def check(
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
     all_fit = True
     for name, loaded in configs.items():
+        is_later_stage = False
         if stages:
             print_text(f"stage {name}")
-        fits = check_config(loaded, path=config, probe=probe, **measured, **shown)
+            is_later_stage = stages[name].takes_model_from is not None
+        fits = check_config(
+            loaded, path=config, probe=probe, is_later_stage=is_later_stage, **measured, **shown
+        )
         all_fit = all_fit and fits
     if not all_fit:
         raise typer.Exit(ConfigError.exit_code)

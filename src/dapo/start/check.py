@@ -60,11 +60,17 @@ class Checked:
     config: Config  # the verifier is not `auto`
     code: UserCode
     notes: Sequence[str] = ()
+    has_trained: bool = False  # the model is that of a run, or of an earlier stage
 
 
 @contextmanager
 def check(
-    config: Config, *, training: bool = True, elsewhere: bool = False, starts: bool = True
+    config: Config,
+    *,
+    training: bool = True,
+    elsewhere: bool = False,
+    starts: bool = True,
+    is_later_stage: bool = False,
 ) -> Iterator[Checked]:
     """Check all that needs neither torch nor the data, and load the user's code.
 
@@ -77,6 +83,7 @@ def check(
         training: False for an evaluation, which needs only verifiers and environment.
         elsewhere: The run is for another machine, so packages and models may be missing here.
         starts: False to describe a run, which reports a missing engine, and needs no model's files.
+        is_later_stage: The run will train the model of an earlier stage.
     """
     functions = UserCode()
     if training:
@@ -97,7 +104,8 @@ def check(
         open_environment(config) as environment,
     ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
-        yield Checked(config, code)
+        has_trained = is_later_stage or RunDirectory.is_run(config.model.name)
+        yield Checked(config, code, has_trained=has_trained)
 
 
 def read_data(checked: Checked, *, training: bool = True) -> RunData:
@@ -113,11 +121,15 @@ def read_data(checked: Checked, *, training: bool = True) -> RunData:
     if training and config.is_supervised:
         problems = load_demonstrations(config.data.train_source)
     elif training:
-        problems, notes = load_rows(config.data, config.reward, columns, "train")
+        problems, notes = load_rows(
+            config.data, config.reward, columns, "train", has_trained=checked.has_trained
+        )
     held_out = list[Problem]()
     copies = 1
     if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, columns, "eval")
+        rows, warnings = load_rows(
+            config.data, config.reward, columns, "eval", has_trained=checked.has_trained
+        )
         held_out, copies = distinct(rows, source)
         notes += warnings
     problems, removed = remove_overlap(problems, held_out, option=config.data_option)

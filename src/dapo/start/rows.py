@@ -39,12 +39,18 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
 
 
 def load_rows(
-    data: DataConfig, verifier: RewardConfig, columns: Mapping[str, Collection[str]], split: Split
+    data: DataConfig,
+    verifier: RewardConfig,
+    columns: Mapping[str, Collection[str]],
+    split: Split,
+    *,
+    has_trained: bool = False,
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
     The reward's `verifier` is not `auto`, and `columns` are those that each of the user's functions
-    requires. Raises DataError if rows lack one of them, and RewardError if the reward can judge no
+    requires. A model that has trained (`has_trained`) may mark its answers without being asked to.
+    Raises DataError if rows lack one of them, and RewardError if the reward can judge no
     row.
     """
     source = data.train_source if split == "train" else data.eval_source
@@ -64,7 +70,9 @@ def load_rows(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
                 " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
             )
-    return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
+    if not has_trained:
+        warnings += _unrequested_markers(data, rows, reward, where)
+    return rows, warnings
 
 
 def _unrequested_markers(

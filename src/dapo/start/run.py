@@ -155,7 +155,7 @@ def with_exported_runs(checked: Checked) -> Checked:
     if teacher is not None and RunDirectory.is_run(teacher):
         exported = exported_run("loss.reference.model", teacher, notes.append)
         config = config.changed("loss", reference=ReferenceConfig(model=exported))
-    return Checked(config, checked.code, notes)
+    return Checked(config, checked.code, notes, checked.has_trained)
 
 
 def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:

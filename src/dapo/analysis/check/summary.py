@@ -115,7 +115,9 @@ def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> 
         return DataFacts(role, source.label, load_demonstrations(source))
     config = checked.config
     columns = checked.code.needed_columns
-    problems, warnings = load_rows(config.data, config.reward, columns, role)
+    problems, warnings = load_rows(
+        config.data, config.reward, columns, role, has_trained=checked.has_trained
+    )
     return DataFacts(role, source.label, problems, warnings)
 
 

@@ -35,6 +35,7 @@ def check_config(
     against: Path | None,
     verbose: bool,
     as_json: bool,
+    is_later_stage: bool = False,
 ) -> bool:
     """Describe a configuration, the verdict first; return True if it can run.
 
@@ -47,8 +48,11 @@ def check_config(
         against: a run whose first steps are compared with the probe.
         verbose: print everything that is known.
         as_json: print JSON instead of lines.
+        is_later_stage: it trains the model of an earlier stage.
     """
-    with check(config, elsewhere=config.uses_ray, starts=False) as checked:
+    with check(
+        config, elsewhere=config.uses_ray, starts=False, is_later_stage=is_later_stage
+    ) as checked:
         facts = CheckedFacts.of(checked)
         measured = None
         if probe and not facts.faults:
