@@ -44,7 +44,14 @@ VERDICTS = {
 }
 
 
-def evaluated(marks: dict[int, str], *, length: int = 1, **engine: Any) -> Evaluation:
+def evaluated(
+    marks: dict[int, str],
+    *,
+    length: int = 1,
+    until_width: float | None = None,
+    seed: int = 0,
+    **engine: Any,
+) -> Evaluation:
     """`marks[problem]` holds one digit a sample."""
     k = len(next(iter(marks.values())))
 
@@ -52,7 +59,7 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: Any) -> Evalu
         sample = int(request.id.split("/")[-1])
         return [int(marks[request.prompt_ids[0]][sample])] + [7] * (length - 1), "stop"
 
-    plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
+    plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), seed)
     problems = [
         Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd")
         for number in marks
@@ -61,6 +68,7 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: Any) -> Evalu
         EngineSampler(ScriptedEngine(script, **engine), FakeEncoder(), plan),
         FakeJudge(VERDICTS),
         problems,
+        until_width=until_width,
     )
 
 
@@ -356,6 +364,48 @@ def test_another_seed_is_paired_unless_the_same_draws_are_wanted():
         paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1), same_draws=True)
 
 
+def slow_if_right(request: GenerationRequest) -> int:
+    return 15 if request.prompt_ids[0] % 4 == 0 else 1
+
+
+def test_an_evaluation_ends_at_the_width_of_its_interval_whatever_finishes_first():
+    """A quarter is right, and takes longest: what has finished first would be wrong."""
+    marks = {number: "1" if number % 4 == 0 else "0" for number in range(400)}
+    accuracies = []
+    for seed in range(20):
+        ended = evaluated(marks, until_width=16, seed=seed, slots=40, delay=slow_if_right)
+        summary = ended.summary()
+        assert 100 * (summary["high"] - summary["low"]) <= 16
+        assert summary["problems"] < summary["all_problems"] == 400
+        # 1.96 deviations on both sides of a quarter are 16 points at 113 problems
+        assert 80 < summary["problems"] < 150
+        accuracies.append(summary["accuracy"])
+    assert sum(accuracies) / 20 == pytest.approx(0.25, abs=0.03)
+    assert evaluated(marks, until_width=16, slots=1, seed=19).table() == ended.table()
+
+
+def test_all_problems_count_where_the_interval_stays_wider():
+    marks = dict.fromkeys(range(40), "10") | {40: "11", 41: "00"}
+    ended = evaluated(marks, until_width=0.5).summary()
+    assert ended == evaluated(marks).summary()
+    assert (ended["problems"], "until_width" in ended) == (42, False)
+
+
+def test_results_that_ended_apart_are_paired_on_what_both_have():
+    marks = {number: "1" if number % 4 == 0 else "0" for number in range(400)}
+    results = []
+    for width in (16, 12):
+        ended = evaluated(marks, until_width=width)
+        results.append({**ended.summary(), "table": ended.table()})
+    assert results[0]["problems"] < results[1]["problems"]
+    for pair in (results, results[::-1]):
+        difference = paired_difference(*pair, same_draws=True)
+        assert difference["problems"] == results[0]["problems"]
+    whole = evaluated({number: marks[number] for number in range(300)})
+    with pytest.raises(DataError, match="only in one of them"):
+        paired_difference(results[0], {**whole.summary(), "table": whole.table()})
+
+
 class EvaluationKilled(Exception):
     pass
 
@@ -373,7 +423,7 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
         return [int(request.id[-1])], "stop"
 
     def run(journal: Journal | None, limit: int = 99) -> Evaluation:
-        def stop_at(done: int, total: int) -> None:
+        def stop_at(done: int, total: int, estimate: str) -> None:
             if done == limit:
                 raise EvaluationKilled
 

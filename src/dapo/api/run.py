@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from html import escape
 from math import fsum
 from pathlib import Path
@@ -442,14 +443,17 @@ class Run:
         *,
         reward: Reward = None,
         samples_per_problem: int | None = None,
+        until_width: float | None = None,
         **options: Any,
     ) -> EvaluationResult:
         """Evaluate the newest checkpoint, like `dapo eval`.
 
         `data` is a data source or rows, as for `dapo.train`, by default the run's `data.eval`;
         `reward` is one as for `dapo.train`, by default the run's; `samples_per_problem` is the k of
-        avg@k; `options` change the run's, first of all those of `eval`: `temperature`, `top_p`,
-        `max_response_tokens`. Raises ConfigError without data, CheckpointError without checkpoint.
+        avg@k; `until_width` ends it when the 95 % interval is at most so many points wide, with
+        problems drawn at random; `options` change the run's, first of all those of `eval`:
+        `temperature`, `top_p`, `max_response_tokens`. Raises ConfigError without data,
+        CheckpointError without checkpoint.
 
         Example:
             >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
@@ -458,7 +462,12 @@ class Run:
         """
         from dapo.start.evaluate import evaluate_model
 
+        if until_width is not None and not 0 < until_width < 100:
+            raise ConfigError(
+                f"until_width: expected points between 0 and 100, got {until_width!r}"
+            )
         with self._evaluation_request(data, reward, samples_per_problem, options) as request:
+            request = replace(request, until_width=until_width)
             return EvaluationResult.of(evaluate_model(str(self.path), request))
 
     def compare(

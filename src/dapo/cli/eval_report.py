@@ -145,7 +145,13 @@ def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, li
 
 def _fact_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
     """Yield the counts, the verifiers and the facts about responses."""
-    yield "problems", [f"{result['problems']:,}" for result in results]
+    counts = []
+    for result in results:
+        count = f"{result['problems']:,}"
+        if "until_width" in result:
+            count += f" of {result['all_problems']:,}"
+        counts.append(count)
+    yield "problems", counts
     if any("verifier" in result for result in results):
         yield "judged by", [weighted(result.get("verifier", "")) for result in results]
     yield (
@@ -175,6 +181,11 @@ def _notes(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on scores without verdicts, on intervals, and on errors of the verifier."""
     if not result["binary"]:
         yield "the verifier gives scores, not correct or wrong (reward.threshold decides)"
+    if "until_width" in result:
+        yield (
+            f"ended when the interval was at most {result['until_width']:g} points wide; the"
+            " problems were drawn at random"
+        )
     if result.get("interval_note"):
         yield result["interval_note"]
     errors = result["verifier_errors"]
@@ -240,6 +251,8 @@ def _paired_problem_table(
     second_accuracies = {row["id"]: row["accuracy"] for row in second}
     changes = []
     for row in first:
+        if row["id"] not in second_accuracies:  # the second evaluation ended before it
+            continue
         before = row["accuracy"]
         after = second_accuracies[row["id"]]
         difference = None

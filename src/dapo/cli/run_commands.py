@@ -427,6 +427,16 @@ def evaluate(
     samples_per_problem: Annotated[
         int | None, Option(min=1, help="Responses per problem, the k of avg@k.")
     ] = None,
+    until_width: Annotated[
+        float | None,
+        Option(
+            metavar="POINTS",
+            help=(
+                "End when the 95 % interval is at most this wide, in points; problems are then"
+                " drawn at random."
+            ),
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         Option(
@@ -472,8 +482,20 @@ def evaluate(
         overrides = set_once([model_or_run, *(overrides or [])])
         model_or_run = None
     request = EvalRequest(
-        data, samples_per_problem, server, output, tuple(overrides or ()), concurrency=concurrency
+        data,
+        samples_per_problem,
+        server,
+        output,
+        tuple(overrides or ()),
+        concurrency=concurrency,
+        until_width=until_width,
     )
+    if until_width is not None and not 0 < until_width < 100:
+        raise ConfigError(f"--until-width: expected points between 0 and 100, got {until_width:g}")
+    if until_width is not None and compare is not None:
+        raise ConfigError(
+            "--until-width is for one model: evaluate each with --output, and compare the files"
+        )
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     with stdout_to_stderr(as_json):

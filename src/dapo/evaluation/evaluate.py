@@ -2,6 +2,7 @@
 verdicts alone.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -12,7 +13,13 @@ from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.engines.engine import RolloutEngine, capabilities_of, episode_problem
-from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
+from dapo.evaluation.scores import (
+    Beginning,
+    Evaluation,
+    EvaluationPlan,
+    JudgedProblem,
+    JudgedResponse,
+)
 from dapo.rewards.combine import Judge
 from dapo.types import EpisodeText, Finish, GenerationRequest, Problem, Verdict
 
@@ -39,6 +46,9 @@ class Sampler(Protocol):
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """Return the responses since the last call, with the indices of problem and sample."""
+
+    def abort(self) -> None:
+        """Drop all requests in flight."""
 
 
 class EngineSampler:
@@ -145,8 +155,9 @@ def evaluate(
     problems: Sequence[Problem],
     *,
     journal: Journal | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, estimate: None,
     check: Callable[[], None] = lambda: None,
+    until_width: float | None = None,
 ) -> Evaluation:
     """Sample k responses per problem and score them, without the overlong penalty.
 
@@ -155,19 +166,28 @@ def evaluate(
         judge: The source of the verdicts.
         problems: The problems of the evaluation.
         journal: Records each judged problem; problems already in it are not sampled again.
-        on_progress: Called with the numbers of scored and of all problems.
+        on_progress: Called with the numbers of scored and of all problems, and with the accuracy of
+            those at the beginning of the order and its interval, as text.
         check: Called before each poll of the sampler; its exception ends the evaluation.
+        until_width: End when the 95 % interval of the accuracy is at most this wide, in points. The
+            problems are then evaluated in an order that is drawn by the plan's seed, and those at
+            its beginning count: which ones does not depend on the lengths of responses.
     """
     judged = _read_journal(journal, problems)
+    order = list(range(len(problems)))
+    if until_width is not None:
+        random.Random(keyed_seed(sampler.plan.seed, "evaluation order")).shuffle(order)
+    beginning = Beginning(order, until_width)
+    beginning.extend(judged)
     sampling: dict[int, dict[int, Response]] = {}
-    for index, problem in enumerate(problems):
-        if index not in judged:
+    for index in order:
+        if index not in judged and not beginning.suffices:
             sampling[index] = {}
-            sampler.submit(index, problem)
+            sampler.submit(index, problems[index])
     judging: dict[int, tuple[list[Response], Future[tuple[Verdict, ...]]]] = {}
-    on_progress(len(judged), len(problems))
+    on_progress(len(judged), len(problems), beginning.estimate)
     # problems are judged while others are sampled; a verifier may take longer than the engine
-    while sampling or judging:
+    while (sampling or judging) and not beginning.suffices:
         if sampling:
             check()
             for index, i, response in sampler.poll():
@@ -185,8 +205,17 @@ def evaluate(
                 problems[index], _with_verdicts(responses, future.result())
             )
             _write_journal(journal, index, judged[index])
-            on_progress(len(judged), len(problems))
-    return Evaluation(sampler.plan, tuple(judged[index] for index in range(len(problems))))
+            beginning.extend(judged)
+            on_progress(len(judged), len(problems), beginning.estimate)
+    if sampling:
+        sampler.abort()
+    counted = sorted(order[: beginning.num_problems])
+    return Evaluation(
+        sampler.plan,
+        tuple(judged[index] for index in counted),
+        num_all=len(problems),
+        until_width=until_width if beginning.suffices else None,
+    )
 
 
 def _read_journal(journal: Journal | None, problems: Sequence[Problem]) -> dict[int, JudgedProblem]:

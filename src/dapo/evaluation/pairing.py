@@ -74,14 +74,27 @@ def require_pairable(
     ids_a = {row["id"] for row in a["table"]}
     ids_b = {row["id"] for row in b["table"]}
     unpaired = ids_a ^ ids_b
-    if unpaired:
+    if unpaired and not _are_beginnings(a, b, ids_a, ids_b):
         raise DataError(f"{len(unpaired)} problems are only in one of them")
+
+
+def _are_beginnings(
+    a: Mapping[str, Any], b: Mapping[str, Any], ids_a: set[str], ids_b: set[str]
+) -> bool:
+    """Return True if one evaluation has the beginning of the other's problems, in one order."""
+    if a.get("seed") != b.get("seed"):
+        return False
+    num_all = [result.get("all_problems", len(ids)) for result, ids in ((a, ids_a), (b, ids_b))]
+    is_inside = (ids_a < ids_b and "until_width" in a) or (ids_b < ids_a and "until_width" in b)
+    return is_inside and num_all[0] == num_all[1]
 
 
 def paired_accuracies(
     a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
 ) -> dict[str, tuple[float | None, float | None]]:
     """Pair the accuracies of two evaluations by problem, in the order of a; None without a verdict.
+
+    Of evaluations that ended at the width of their interval, the problems of the shorter one count.
 
     With equal seeds the i-th responses to a problem share their random numbers, so that only
     samples that both evaluations have count; with different seeds all do.
@@ -103,6 +116,8 @@ def paired_accuracies(
     rows_of_b = {row["id"]: row for row in b["table"]}
     pairs = {}
     for row in a["table"]:
+        if row["id"] not in rows_of_b:
+            continue
         other_row = rows_of_b[row["id"]]
         pairs[row["id"]] = (_accuracy(row, num_shared), _accuracy(other_row, num_shared))
     return pairs
@@ -160,6 +175,8 @@ def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
     values = paired_accuracies(a, b)
     table = []
     for row in a["table"]:
+        if row["id"] not in values:
+            continue
         first, second = values[row["id"]]
         texts = {name: row.get(name, "") for name in ("id", "source", "question", "answer")}
         table.append(texts | {"first": first, "second": second})

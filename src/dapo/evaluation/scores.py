@@ -11,6 +11,7 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.core.errors import DataError
+from dapo.core.text import with_interval
 from dapo.libs.sample_intervals import mean_interval
 from dapo.types import Finish, Problem
 
@@ -18,7 +19,11 @@ CORRECT = None  # the vote of a correct response; a wrong response votes for its
 
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
 NOTHING_JUDGED = "nothing judged: no response has a verdict"
-_OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
+# absent from older files, or from those of evaluations that were not stopped
+_OPTIONAL = {"warning", "interval_note", "complete_problems", "until_width", "all_problems"}
+MIN_PROBLEMS = 20
+"""The fewest problems whose interval may end an evaluation."""
+_POINTS = 100
 # the fraction of responses without a verdict above which an evaluation warns
 WARN_ERROR_FRACTION = 0.01
 
@@ -123,6 +128,8 @@ class Evaluation:
 
     plan: EvaluationPlan
     problems: tuple[JudgedProblem, ...]
+    num_all: int | None = None  # with the problems that were not evaluated; None: there are none
+    until_width: float | None = None  # the width of the interval, in points, that ended it
 
     @property
     def judged(self) -> list[JudgedProblem]:
@@ -154,10 +161,14 @@ class Evaluation:
         errors = [response.error for response in responses if response.error is not None]
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
+        stopped = {}
+        if self.until_width is not None:
+            stopped = {"until_width": self.until_width, "all_problems": self.num_all}
         return {
             "name": self.plan.name,
             **self._mean_accuracy(proportions=binary),
             "problems": len(self.problems),
+            **stopped,
             "complete_problems": len(self.complete),
             "samples_per_problem": self.plan.samples_per_problem,
             "binary": binary,
@@ -244,6 +255,54 @@ class Evaluation:
         for source, means in sorted(means_by_source.items()):
             rows[source] = {"accuracy": fmean(means), "problems": len(means)}
         return rows
+
+
+class Beginning:
+    """The problems at the beginning of an order that are judged, and their mean accuracy.
+
+    Those that are judged out of turn have shorter responses than others, so their mean would be
+    another one.
+    """
+
+    def __init__(self, order: Sequence[int], until_width: float | None = None) -> None:
+        """`order` has the indices of problems; an interval of `until_width` points suffices."""
+        self._order = order
+        self._until_width = until_width
+        self._means: list[float] = []
+        self._is_binary = True
+        self.num_problems = 0
+        self.suffices = False
+
+    def extend(self, judged: Mapping[int, JudgedProblem]) -> None:
+        """Take the next problems of the order as far as they are judged and do not suffice yet."""
+        while not self.suffices and self.num_problems < len(self._order):
+            problem = judged.get(self._order[self.num_problems])
+            if problem is None:
+                break
+            self.num_problems += 1
+            if problem.accuracies:
+                self._means.append(fmean(problem.accuracies))
+                self._is_binary &= all(response.correct is not None for response in problem.valid)
+            self.suffices = self._is_narrow()
+
+    @property
+    def estimate(self) -> str:
+        """The accuracy with its interval; empty without a problem."""
+        if not self._means:
+            return ""
+        style = ".1%" if self._is_binary else ".4f"
+        return with_interval(fmean(self._means), self._interval(), style, " (no interval)")
+
+    def _interval(self) -> tuple[float, float] | tuple[None, None]:
+        return mean_interval(self._means, proportions=self._is_binary) or (None, None)
+
+    def _is_narrow(self) -> bool:
+        if self._until_width is None or len(self._means) < MIN_PROBLEMS:
+            return False
+        low, high = self._interval()
+        if low is None or high is None:
+            return False
+        return _POINTS * (high - low) <= self._until_width
 
 
 def _lengths(responses: Sequence[JudgedResponse]) -> dict[str, float]:

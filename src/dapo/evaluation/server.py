@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dapo.core.errors import ConfigError, DapoError, DataError
@@ -93,6 +94,12 @@ class ServerSampler:
                 responses.append(self._results.get_nowait())
         except queue.Empty:
             return responses
+
+    def abort(self) -> None:
+        """Drop the requests that no thread has sent yet."""
+        with suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
 
     def close(self) -> None:
         """End all threads after their present request."""

@@ -519,11 +519,15 @@ def notebook_display() -> Callable[..., Any] | None:
     return display
 
 
+def _with_note(title: str, note: str) -> str:
+    return f"{title}: {note} so far" if note else title
+
+
 @contextmanager
 def progress(
     title: str, *, unit: str = "problems", after_s: float = 0
-) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `(done, total)` that shows progress on a terminal or in a notebook.
+) -> Iterator[Callable[..., None]]:
+    """Yield a function `(done, total, note="")` that shows progress on a terminal or in a notebook.
 
     Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr.
 
@@ -550,14 +554,14 @@ def progress(
     shown_parts = 0
     handle = None
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int, note: str = "") -> None:
         nonlocal began, shown_at, shown_parts, handle
         now = time.monotonic()
         began = began or now
         if after_s and now - began < after_s:
             return
         bar.start()
-        bar.update(task, completed=done, total=total)
+        bar.update(task, completed=done, total=total, description=_with_note(title, note))
         parts = done if display else done * LOG_PARTS // max(1, total)
         least_s = REDRAW_S if display else LOG_S
         is_due = done == total or now - shown_at >= least_s
@@ -567,7 +571,7 @@ def progress(
         shown_parts = parts
         seconds_left = bar.tasks[0].time_remaining
         time_left = f", {duration(seconds_left)} left" if seconds_left else ""
-        line = f"{title}: {done:,}/{total:,} {unit}{time_left}"
+        line = f"{_with_note(title, note)}: {done:,}/{total:,} {unit}{time_left}"
         if display is None:
             print_text(line, file=sys.stderr)
         elif handle is None:

@@ -58,6 +58,7 @@ class EvalRequest:
     overrides: tuple[str, ...] = ()
     concurrency: int = 16  # the number of requests in flight at `server`
     on_second_interrupt: InterruptHandler = END_AT_ONCE
+    until_width: float | None = None  # the interval, in points, that ends it; None: all problems
 
     @property
     def named_verifier(self) -> Any:
@@ -232,6 +233,7 @@ def _evaluate(
             journal=records,
             on_progress=show,
             check=check_stop,
+            until_width=request.until_width,
         )
     summary = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
     return {
