@@ -19,6 +19,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.cli.train import start_run
 from dapo.config import Config, GpuShares, load_config
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
 from dapo.core.rng import keyed_seed
 from dapo.distributed.local import LocalLauncher
@@ -246,6 +247,10 @@ def test_limits_are_vllms_own_on_a_gpu_and_its_arguments_go_to_it_unchanged() ->
     given = {"max_num_seqs": 2048, "compilation_config": {"cudagraph_mode": "FULL"}}
     options = vllm_options(tiny(f"rollout.vllm.options={json.dumps(given)}"))
     assert engine_arguments(options, "folder", on_cpu=False) == {**plain, **given}
+    # a resume and the page compare each argument
+    fewer = tiny("rollout.vllm.options={max_num_seqs: 2000}")
+    more = tiny("rollout.vllm.options={max_num_seqs: 2048}")
+    assert option_differences(fewer, more) == {"rollout.vllm.options.max_num_seqs": [2000, 2048]}
     on_cpu = engine_arguments(options, "folder", on_cpu=True)
     assert on_cpu.items() >= given.items()
     in_parts = replace(options, arguments={"enable_chunked_prefill": True})

@@ -69,7 +69,7 @@ REFUSED: Mapping[str, str] = {
     "kv_offloading_size": _STALE_CACHE,
     "kv_offloading_backend": _STALE_CACHE,
 }
-"""Arguments that dapo sets itself or that would make its log-probabilities wrong, with advice."""
+"""Arguments that other options set or that would make log-probabilities wrong, with advice."""
 
 
 def checked_arguments(arguments: dict[str, object]) -> dict[str, object]:
