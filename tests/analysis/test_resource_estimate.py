@@ -458,6 +458,10 @@ def test_processes_and_their_order_are_described():
     assert engines("rollout.engines=2", "rollout.clock=load") == [
         "  engines      2 x native, by load, on this machine's cores"
     ]
+    arguments = "rollout.vllm.options={max_num_seqs: 2048, kv_cache_dtype: fp8}"
+    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16", arguments]
+    output = describe(load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides))
+    assert "vLLM's arguments: max_num_seqs=2048, kv_cache_dtype=fp8\n" in output
 
 
 def test_check_prints_problems_first_and_the_values_that_it_took(

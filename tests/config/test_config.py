@@ -502,12 +502,10 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(
 @pytest.mark.parametrize(
     ("overrides", "needed"),
     [
-        (["schedule=one_step_off", "rollout.engines=1"], "schedule=sync"),
         (["rollout.engine=vllm"], "rollout.engine=native"),
         (["distributed.trainer_ranks=2"], "distributed.trainer_ranks=1 and launcher=local"),
         (["launcher=ray"], "distributed.trainer_ranks=1 and launcher=local"),
         (["rollout.engines=1"], "rollout.engines=0"),
-        (["loss.engine_correction=tis"], "loss.engine_correction=none"),
         (["model.dtype=bfloat16"], "model.dtype=float32 or float64, not bfloat16"),
         (["model.dtype=auto"], "model.dtype=float32 or float64, not auto"),
     ],
@@ -519,9 +517,35 @@ def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_
     text = message(*with_engine, *overrides)
     assert "loss.old_logprobs=engine" in text
     assert needed in text
-    assert "set that, or loss.old_logprobs=policy" in text
+    assert "set that, loss.engine_correction=tis" in text
+    assert "or loss.old_logprobs=policy" in text
+    assert config(*with_engine, *overrides, "loss.engine_correction=tis").loss.has_ratio_to_engine
     for dtype in ("float32", "float64"):
         assert config(*with_engine, f"model.dtype={dtype}").loss.old_logprobs == "engine"
+
+
+@for_each_row(
+    ("overrides", "advice"),
+    [
+        (
+            ["loss.engine_ratio=sequence"],
+            "set loss.engine_ratio=token, or loss.old_logprobs=policy",
+        ),
+        (["loss.surrogate=gspo"], "set another surrogate, or loss.old_logprobs=policy"),
+        (["loss.engine_correction=1.2"], "set it above 1.28, or loss.old_logprobs=policy"),
+        (["loss.engine_correction=1.2", "loss.engine_over_cap=mask"], None),
+        (["loss.engine_correction=1.2", "loss.surrogate=sapo"], None),
+        (["schedule=async", "rollout.engines=1"], None),
+    ],
+)
+def test_a_capped_ratio_to_the_engine_is_refused_where_it_has_no_sound_meaning(
+    overrides: list[str], advice: str | None
+):
+    given = ["loss.old_logprobs=engine", "loss.engine_correction=tis", *overrides]
+    if advice is None:
+        assert config(*given).loss.has_ratio_to_engine
+    else:
+        assert advice in message(*given)
 
 
 def test_predictions_are_refused_where_eq_11_does_not_decide():

@@ -251,4 +251,12 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
         group.update(recorded[:6], step=2)
     group.update(samples[:4], step=2)  # a single update per step: sent with it
     assert [rank.stored for rank in launcher.ranks] == [4, 4, 4]
+    # pi_old is the engine's, which no rank has computed: sent with the update
+    engines = [replace(s, old_logprobs=s.engine_logprobs, engine_logprobs=()) for s in samples[:4]]
+    group.update(engines, step=3)
+    found = [sample for rank in launcher.ranks for sample in rank.updates[-1][1]]
+    assert len(found) == 4
+    for sample in found:
+        assert list(sample.old_logprobs) == [1.0 - t for t in sample.response_ids]
+        assert list(sample.engine_logprobs) == []
     group.close()

@@ -207,7 +207,8 @@ def test_an_engine_of_two_processes_samples_as_one_and_listens_for_nobody_else()
     model = wide_model("tied llama")
     wanted = requests()
     engine = vllm_engines.start(
-        "two-processes", vllm_engines.options_for(model, tensor_parallel=2, max_sequences=16)
+        "two-processes",
+        vllm_engines.options_for(model, tensor_parallel=2, arguments={"max_num_seqs": 16}),
     )
     for version in range(2):
         model = wide_model("tied llama", seed=version)
@@ -232,8 +233,8 @@ PAPER = {
     "executor": "mp",
     "tensor_parallel": 4,
     "uses_ray": False,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 1024,
+    "max_num_batched_tokens": 16384,
     "async_scheduling": True,
     "max_model_len": 22528,
     "dtype": "torch.bfloat16",
@@ -258,6 +259,10 @@ PAPER = {
             PAPER
             | {"executor": "uni", "tensor_parallel": 1}
             | {"cache_bytes": None, "memory": 0.9, "async_scheduling": False, "seed": 0},
+        ),
+        (
+            ["rollout.vllm.options={max_num_seqs: 2000, enable_prefix_caching: false}"],
+            PAPER | {"max_num_seqs": 2000, "prefix_caching": False},
         ),
     ],
 )
@@ -313,7 +318,7 @@ def test_vllms_own_classes_read_the_calls_of_a_transfer_and_one_buffer_per_chunk
 
 def test_without_seeds_of_requests_responses_differ_and_their_logprobs_are_right() -> None:
     model = wide_model("tied llama")
-    options = vllm_engines.options_for(model, reproducible=False, max_sequences=16)
+    options = vllm_engines.options_for(model, reproducible=False, arguments={"max_num_seqs": 16})
     engine = vllm_engines.start("unseeded", options)
     wanted = requests()
     engine.load_weights(ModelWeights(model), 0)

@@ -3,6 +3,7 @@ where vLLM fails.
 """
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -18,15 +19,18 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.cli.train import start_run
 from dapo.config import Config, GpuShares, load_config
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
 from dapo.core.rng import keyed_seed
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.vllm_spec import require_vllm, vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
+from dapo.engines.vllm.package import require_vllm_package
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest
 from helpers import vllm_engines
 from helpers.paths import ROOT, TESTS, TINY
+from helpers.tables import for_each_row
 from helpers.tiny_models import ModelWeights, wide_model
 
 
@@ -58,6 +62,8 @@ def use_vllm(monkeypatch: pytest.MonkeyPatch, start: Any, *, finds_a_device: boo
     for name, module in {
         "vllm": vllm,
         "vllm.platforms": SimpleNamespace(current_platform=platform),
+        "vllm.sampling_params": SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2)),
+        "vllm.usage.usage_lib": SimpleNamespace(UsageContext=SimpleNamespace(LLM_CLASS="LLM")),
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in (
@@ -85,7 +91,7 @@ def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(
 def test_memory_that_ends_while_vllm_starts_names_its_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(arguments: dict[str, object]) -> None:
+    def start(arguments: dict[str, object], *, usage_context: str) -> None:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use."
         )
@@ -103,7 +109,9 @@ def test_equal_models_start_from_one_path_by_which_vllm_finds_what_it_compiled(
 ) -> None:
     started: list[tuple[str, str]] = []
 
-    def start(arguments: dict[str, Any]) -> None:
+    def start(arguments: dict[str, Any], *, usage_context: str) -> None:
+        # of the others vLLM's limits are those of a server: 128 sequences
+        assert usage_context == "LLM"
         content = (Path(arguments["model"]) / "config.json").read_text(encoding="utf-8")
         started.append((arguments["model"], content))
         assert os.environ["VLLM_RPC_BASE_PATH"] != arguments["model"]
@@ -229,6 +237,68 @@ def test_a_seeded_request_never_meets_a_chunked_prefill_on_a_cpu() -> None:
     arguments = engine_arguments(vllm_options(tiny()), "folder", on_cpu=True)
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"]
+
+
+def test_limits_are_vllms_own_on_a_gpu_and_its_arguments_go_to_it_unchanged() -> None:
+    limits = {"max_num_seqs", "max_num_batched_tokens"}
+    plain = engine_arguments(vllm_options(tiny()), "folder", on_cpu=False)
+    assert limits.isdisjoint(plain)
+    assert engine_arguments(vllm_options(tiny()), "folder", on_cpu=True)["max_num_seqs"] == 256
+    given = {"max_num_seqs": 2048, "compilation_config": {"cudagraph_mode": "FULL"}}
+    options = vllm_options(tiny(f"rollout.vllm.options={json.dumps(given)}"))
+    assert engine_arguments(options, "folder", on_cpu=False) == {**plain, **given}
+    # a resume and the page compare each argument
+    fewer = tiny("rollout.vllm.options={max_num_seqs: 2000}")
+    more = tiny("rollout.vllm.options={max_num_seqs: 2048}")
+    assert option_differences(fewer, more) == {"rollout.vllm.options.max_num_seqs": [2000, 2048]}
+    on_cpu = engine_arguments(options, "folder", on_cpu=True)
+    assert on_cpu.items() >= given.items()
+    in_parts = replace(options, arguments={"enable_chunked_prefill": True})
+    with pytest.raises(EngineError, match="on a CPU a request with a seed ends vLLM"):
+        engine_arguments(in_parts, "folder", on_cpu=True)
+    assert engine_arguments(in_parts, "folder", on_cpu=False)["enable_chunked_prefill"]
+
+
+@for_each_row(
+    ("argument", "advice"),
+    [
+        ("model: other", "set model.name"),
+        ("seed: 3", "set train.seed"),
+        ("dtype: float16", "set model.dtype"),
+        ("tensor_parallel_size: 2", "set rollout.vllm.tensor_parallel"),
+        ("gpu_memory_utilization: 0.5", "set rollout.vllm.cache_gib"),
+        ("async_scheduling: true", "set rollout.clock"),
+        ("logprobs_mode: raw_logprobs", "must be those of the model at rollout.temperature"),
+        ("kv_offloading_size: 4", "must not outlive the weights"),
+    ],
+)
+def test_arguments_that_dapo_sets_or_that_break_logprobs_are_refused_with_the_option_to_set(
+    argument: str, advice: str
+) -> None:
+    name = argument.partition(":")[0]
+    with pytest.raises(
+        ConfigError, match=rf"rollout\.vllm\.options\.{name} cannot be set; .*{advice}"
+    ):
+        tiny(f"rollout.vllm.options={{{argument}}}")
+
+
+def test_arguments_are_checked_against_the_source_of_the_package_which_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vllm"
+    (package / "engine").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    source = "class EngineArgs:\n    max_num_seqs: int = 1\n    block_size: int = 2\n"
+    (package / "engine" / "arg_utils.py").write_text(source)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    for options in ([], [f"rollout.vllm.python={python}"]):
+        require_vllm_package(tiny(*options, "rollout.vllm.options={max_num_seqs: 8}"))
+        with pytest.raises(ConfigError, match=r"max_num_seq is no .*did you mean max_num_seqs\?"):
+            require_vllm_package(tiny(*options, "rollout.vllm.options={max_num_seq: 8}"))
 
 
 def test_threads_are_settled_before_the_interpreter_starts() -> None:
@@ -382,6 +452,7 @@ class FakeVllm:
         self, *, left_out: tuple[str, ...] = (), is_reset: bool = True, finish: str = "stop"
     ) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: 197, max_model_len=64)
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=4))
         self._left_out = list(left_out)
         self._is_reset = is_reset
         self._finish = finish
@@ -424,7 +495,6 @@ def engine_on(vllm: FakeVllm, *, sleeps: bool = False) -> VllmEngine:
     options = {
         "weight_shapes": shapes,
         "temperatures": (0.01, 2.0),
-        "max_sequences": 4,
         "sleeps": sleeps,
     }
     return VllmEngine(vllm, sampling_params=lambda r: None, **options)

@@ -46,8 +46,11 @@ def pretend_to_have_gpus() -> None:
 def main(folder: str, arguments: str) -> None:
     pretend_to_have_gpus()
     from vllm import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
-    made = EngineArgs(**json.loads(arguments) | {"model": folder}).create_engine_config()
+    made = EngineArgs(**json.loads(arguments) | {"model": folder}).create_engine_config(
+        UsageContext.LLM_CLASS
+    )
     found = {
         "executor": made.parallel_config.distributed_executor_backend,
         "tensor_parallel": made.parallel_config.tensor_parallel_size,

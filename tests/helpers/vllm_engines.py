@@ -46,10 +46,10 @@ def options_for(model: PreTrainedModel, **changes: Any) -> VllmOptions:
         "weight_shapes": weight_shapes(model),
         "dtype": "float32",
         "cache_gib": CACHE_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES / 2**30,
-        "max_sequences": LARGEST_SLOTS,
         "max_tokens": 256,
         "temperatures": ENGINES["vllm"].temperatures,
     }
+    changes.setdefault("arguments", {"max_num_seqs": LARGEST_SLOTS})
     return VllmOptions(**(settings | changes))
 
 
@@ -70,8 +70,8 @@ class ReusableVllmWorker:
             sampling_params=first._sampling_params,
             weight_shapes=first._weight_shapes,
             temperatures=first._temperatures,
-            max_sequences=slots,
         )
+        self._engine._max_sequences = slots
 
     def load_weights(self, handle: WeightsHandle) -> None:
         with handle.open() as weights:

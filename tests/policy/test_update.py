@@ -2,6 +2,7 @@
 back bit for bit.
 """
 
+import copy
 import dataclasses
 import json
 import math
@@ -25,6 +26,7 @@ from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.naive_update import whole_gradient
+from helpers.tables import for_each_row
 from helpers.tiny_policies import (
     RATIOS,
     assert_close,
@@ -130,6 +132,82 @@ def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
         )
         found = gradient_of(policy, rows, tmp_path / str(microbatch_tokens))
         assert_close(found, expected, relative=1e-10)
+
+
+CAP = 2.0
+RATIO_TO_ENGINE = [
+    ("clip", "truncate", lambda r, logprob, a: torch.min(r * a, r.clamp(0.8, 1.28) * a)),
+    ("clip", "mask", lambda r, logprob, a: torch.min(r * a, r.clamp(0.8, 1.28) * a)),
+    ("cispo", "truncate", lambda r, logprob, a: r.clamp(max=1.28).detach() * a * logprob),
+]
+
+
+@for_each_row(("surrogate", "over_cap", "term"), RATIO_TO_ENGINE)
+def test_with_the_engine_s_logprobs_as_old_ones_the_loss_is_the_one_of_the_capped_ratio(
+    surrogate: str, over_cap: str, term: Callable[[Tensor, Tensor, float], Tensor], tmp_path: Path
+) -> None:
+    """The formula of docs/losses.md, by autograd."""
+    network = float64_model()
+    rows = with_masked_tokens(off_policy(branching()))
+    count = sum(sum(row.mask) for row in rows)
+    loss = torch.zeros((), dtype=torch.float64)
+    weights = []
+    gaps = []
+    for row, (logprobs, entropies) in zip(rows, plain_scores(network, rows, 0.7), strict=True):
+        mask = torch.tensor(row.mask).bool()
+        engine = torch.tensor(row.old_logprobs, dtype=torch.float64)
+        u = (logprobs - engine).exp()
+        weight = u.detach().clamp(max=CAP)
+        if over_cap == "mask":
+            weight = torch.where((u > CAP) | (u < 1 / CAP), 0.0, u.detach())
+        # a capped ratio keeps its gradient: it is a weight of the gradient of log pi
+        r = u * (weight / u.detach())
+        terms = term(r, logprobs, row.advantage) + 0.05 * weight * entropies
+        if over_cap == "mask":
+            terms = torch.where(weight > 0, terms, 0.0)
+        loss = loss - torch.where(mask, terms, 0.0).sum() / count
+        weights += weight[mask].tolist()
+        gaps += (logprobs - engine)[mask].abs().tolist()
+    loss.backward()
+    expected = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    options = {
+        "old_logprobs": "engine",
+        "engine_correction": CAP,
+        "engine_over_cap": over_cap,
+        "surrogate": surrogate,
+        "entropy_coef": 0.05,
+    }
+    first = [replace(row, engine_logprobs=row.old_logprobs) for row in rows]
+    for microbatch_tokens in (20, 10_000):
+        policy = make_policy(
+            loaded(float64_model()),
+            loss=options,
+            temperature=0.7,
+            microbatch_tokens=microbatch_tokens,
+        )
+        metrics = copy.deepcopy(policy).update(first, step=1)
+        later = [replace(row, engine_logprobs=()) for row in rows]
+        path = tmp_path / f"{surrogate}-{over_cap}-{microbatch_tokens}"
+        assert_close(gradient_of(policy, later, path), expected, relative=1e-10)
+        assert metrics["loss/engine_weight_mean"] == pytest.approx(np.mean(weights))
+        changed = [weight in (0.0, CAP) for weight in weights]
+        assert metrics["loss/engine_weight_truncated_fraction"] == pytest.approx(np.mean(changed))
+        assert 0 < np.mean(changed) < 1
+        # of the policy to the engine, in the first update
+        assert metrics["rollout/engine_logprob_gap_mean"] == pytest.approx(np.mean(gaps))
+        bonus = 0.05 * _entropy_term(rows, weights, count)
+        assert metrics["loss/policy"] == pytest.approx(loss.item() + bonus)
+
+
+def _entropy_term(rows: list[Sample], weights: list[float], count: int) -> float:
+    """The weighted mean of the entropies, which `loss/policy` leaves out."""
+    entropies = [
+        float(entropy)
+        for row, (_, values) in zip(rows, plain_scores(float64_model(), rows, 0.7), strict=True)
+        for entropy, is_trained in zip(values.detach(), row.mask, strict=True)
+        if is_trained
+    ]
+    return math.fsum(map(math.prod, zip(weights, entropies, strict=True))) / count
 
 
 def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:

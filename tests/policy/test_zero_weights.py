@@ -109,7 +109,8 @@ def test_no_term_of_the_loss_differentiates_a_token_of_weight_zero(
         if not config.has_kl_term:
             del tokens["reference"]
         known = objective.gradient_terms(tokens, config, RESPONSES, logprobs)
-        corrected, _ = objective.corrected_weights(known.get("old", logprobs), known, config)
+        weight = objective.correct_engine(logprobs, known, config).weight
+        corrected = known["weights"] if weight is None else known["weights"] * weight
         is_zero = ~tokens["mask"] | (corrected == 0)
         assert is_zero.any()
         masked_by_correction += int((is_zero & tokens["mask"] & (tokens["weights"] > 0)).sum())

@@ -7,9 +7,11 @@ import pytest
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.engines.vllm.start import default_slots
 from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.dynamic_sampling import CONFIDENCE
 from dapo.sampling.queue import Batch, GroupQueue
+from dapo.start.build import engine_slots
 from dapo.types import GenerationRequest
 from helpers.fake_rollout import (
     END,
@@ -193,4 +195,7 @@ def test_auto_oversamples_on_a_gpu_and_slots_are_those_of_all_engines():
     assert tiny("train.device=cpu", "dynamic_sampling.oversampling=0.1").oversampling == 0.1
     assert tiny("rollout.native.slots=12").rollout.slots == 12
     assert tiny("rollout.native.slots=12", "rollout.engines=3").rollout.slots == 36
-    assert tiny("rollout.engine=vllm", "rollout.engines=2").rollout.slots == 512
+    two_of_vllm = tiny("rollout.engine=vllm", "rollout.engines=2")
+    assert engine_slots(two_of_vllm) == 2 * default_slots()
+    limited = "rollout.vllm.options={max_num_seqs: 700}"
+    assert engine_slots(tiny("rollout.engine=vllm", "rollout.engines=2", limited)) == 1400

@@ -11,6 +11,7 @@ from dapo.sampling.samples import (
     minibatches,
     shaped_reward,
     with_advantages,
+    with_engine_logprobs,
     with_kl_in_rewards,
     with_old_logprobs,
 )
@@ -207,3 +208,12 @@ def test_the_engine_s_logprobs_become_old_ones_unless_the_first_minibatch_compar
             minibatch,
             samples[2:],
         ]
+
+
+def test_a_ratio_to_the_engine_is_in_every_update_and_the_first_alone_compares_the_two():
+    samples = with_advantages([group((3, True), (n, False), position=n) for n in (2, 3)], config())
+    first, later = with_engine_logprobs([samples[:2], samples[2:]])
+    for was, sample in zip(samples, [*first, *later], strict=True):
+        assert sample.old_logprobs == was.engine_logprobs
+    assert [sample.engine_logprobs for sample in first] == [s.engine_logprobs for s in samples[:2]]
+    assert [sample.engine_logprobs for sample in later] == [(), ()]

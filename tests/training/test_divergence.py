@@ -450,6 +450,44 @@ def test_an_engine_that_differs_ends_a_run_that_takes_its_logprobs_for_old_ones(
     assert all(torch.equal(after[name], tensor) for name, tensor in saved.items())
 
 
+CAPPED = [*ENGINE_IS_OLD, "loss.engine_correction=tis"]
+
+
+def test_a_run_whose_ratios_are_to_the_engine_never_scores_and_resumes_to_equal_bytes(
+    tmp_path: Path,
+):
+    plain = tmp_path / "plain"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    start_run(tiny(*ENGINE_IS_OLD, "loss.old_logprobs=policy"), run_dir=plain, config_name="tiny")
+    start_run(tiny(*CAPPED), run_dir=whole, config_name="tiny")
+    start_run(tiny(*CAPPED, "train.num_steps=1"), run_dir=parts, config_name="tiny")
+    resume_run(parts, ["train.num_steps=2"])
+    weights = [checkpoints(path)["step_000002"] for path in (whole, parts)]
+    assert_close(*weights, relative=0)
+    rows = metrics(whole)
+    assert all("time/old_logprobs_s" in row for row in metrics(plain)[1:])
+    assert not any("time/old_logprobs_s" in row for row in rows)
+    for row, reference in zip(rows[1:], metrics(plain)[1:], strict=True):
+        # an engine that rounds as the trainer: the ratio is that to pi_old, and nothing is capped
+        assert row["loss/ratio_mean"] == pytest.approx(reference["loss/ratio_mean"], rel=1e-4)
+        assert row["loss/engine_weight_mean"] == pytest.approx(row["loss/ratio_mean"])
+        assert row["loss/engine_weight_truncated_fraction"] == 0
+        assert 0 < row["rollout/engine_logprob_gap_mean"] < 1e-5
+
+
+def test_an_engine_that_differs_is_corrected_by_the_ratio_itself(tmp_path: Path):
+    with open_run(tiny(*CAPPED), tmp_path / "run") as training_run:
+        training_run.sampling.engine = AlteredEngine(
+            training_run.sampling.engine,
+            lambda g: replace(g, logprobs=tuple(p - 0.1 for p in g.logprobs)),
+        )
+        train(training_run)
+    for row in metrics(tmp_path / "run"):
+        assert row["rollout/engine_logprob_gap_mean"] == pytest.approx(0.1, rel=1e-3)
+        assert row["loss/ratio_mean"] == pytest.approx(math.exp(0.1), rel=0.05)
+
+
 # with recorded log-probabilities, and with a single update
 @pytest.mark.parametrize("minibatch_groups", [2, 4])
 @pytest.mark.parametrize("correction", ["none", "tis"])

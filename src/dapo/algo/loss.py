@@ -227,6 +227,21 @@ def engine_weights(
     return torch.where(trained & ((ratio > cap) | (ratio < 1 / cap)), 0.0, ratio)
 
 
+def capped_old_logprobs(logprobs: Tensor, engine_logprobs: Tensor, *, cap: float) -> Tensor:
+    """Return old log-probabilities to which the policy's ratio is min(pi / pi_engine, cap).
+
+    They are the engine's, raised where the ratio would exceed the cap: a loss of Eq. 8 with them is
+    the truncated one for every clip, and a capped token keeps the gradient `cap * A * grad log pi`.
+    The result has no gradient.
+
+    Args:
+        logprobs: of the policy, of any shape.
+        engine_logprobs: of the engine, of the same shape.
+        cap: the largest ratio, above 0.
+    """
+    return torch.maximum(engine_logprobs, logprobs.detach() - math.log(cap))
+
+
 def over_responses(values: Tensor, trained: Tensor, responses: Responses) -> tuple[Tensor, Tensor]:
     """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and
     their number.

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from dapo.core.plugins import PluginTable
 
-VLLM_MAX_SEQUENCES = 256
-"""The sequences that a vLLM engine decodes at a time."""
-
 
 @dataclass(frozen=True)
 class EngineKind:
@@ -42,8 +39,9 @@ class EngineKind:
     """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences.
     """
 
-    max_sequences: int | None = None
-    """The sequences that an engine decodes at a time, if no option of its section bounds them."""
+    # returns the sequences that an engine on this machine's device decodes at a time, where no
+    # option of its section says it: `()`
+    default_slots: str | None = None
 
     @property
     def needs_process(self) -> bool:
@@ -65,7 +63,7 @@ OWN_ENGINES: Mapping[str, EngineKind] = {
         receives_weights=True,
         pages_cache=True,
         cache_option="cache_gib",
-        max_sequences=VLLM_MAX_SEQUENCES,
+        default_slots="dapo.engines.vllm.start:default_slots",
     ),
 }
 """The engines of this package."""

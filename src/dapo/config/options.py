@@ -385,11 +385,15 @@ class Config(Section):
         self._teacher_fits()
         self._schedule_fits()
         self._agent_fits()
-        if self.loss.old_logprobs == "engine":
+        if self.loss.has_ratio_to_engine:
+            self._ratio_to_engine_fits()
+        elif self.loss.old_logprobs == "engine":
             obstacle = self._why_engine_is_not_pi_old()
             if obstacle is not None:
                 raise ValueError(
-                    f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy"
+                    f"loss.old_logprobs=engine without loss.engine_correction {obstacle}; set that,"
+                    " loss.engine_correction=tis (the ratio is then the one to the engine, at most"
+                    " 2), or loss.old_logprobs=policy"
                 )
         return self
 
@@ -774,13 +778,35 @@ class Config(Section):
             return name, {"extract": "final"} | self.reward.options
         return name, dict(self.reward.options)
 
+    def _ratio_to_engine_fits(self) -> None:
+        """Raise ValueError where a cap of each token's ratio to the engine has no sound meaning."""
+        loss = self.loss
+        cap = loss.engine_correction
+        assert cap is not None
+        alternative = "or loss.old_logprobs=policy"
+        if loss.engine_ratio == "sequence":
+            raise ValueError(
+                "loss.engine_ratio=sequence weighs a response by the product of its tokens' ratios,"
+                " and with loss.old_logprobs=engine each token has its ratio already; set"
+                f" loss.engine_ratio=token, {alternative}"
+            )
+        surrogate = SURROGATES[loss.surrogate]
+        if surrogate.needs_whole_responses:
+            raise ValueError(
+                f"loss.surrogate={loss.surrogate} clips the mean ratio of a response, within bounds"
+                " that the engine's rounding alone exceeds with loss.old_logprobs=engine; set"
+                f" another surrogate, {alternative}"
+            )
+        clips = loss.function is None and "clip_high" in surrogate.bounds
+        if clips and loss.engine_over_cap == "truncate" and cap <= 1 + loss.clip_high:
+            raise ValueError(
+                f"loss.engine_correction={cap:g} caps the ratio to the engine before"
+                f" loss.clip_high={loss.clip_high:g} can clip it; with loss.old_logprobs=engine set"
+                f" it above {1 + loss.clip_high:g}, {alternative}"
+            )
+
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from the policy's."""
-        if self.samples_ahead:
-            return (
-                "takes the sampling policy for the policy at the start of the step: it needs"
-                " schedule=sync"
-            )
         if not self.rollout.engine_kind.rounds_as_trainer:
             engines = engines_with("rounds_as_trainer")
             return f"needs an engine that rounds like the trainer: rollout.engine={engines}"
@@ -791,11 +817,6 @@ class Config(Section):
             )
         if self.engine_processes:
             return "needs the engine in the process that trains: rollout.engines=0"
-        if self.loss.engine_correction is not None:
-            return (
-                "leaves no difference between engine and pi_old to correct: it needs"
-                " loss.engine_correction=none"
-            )
         if self.model.dtype not in ("float32", "float64"):
             return (
                 f"needs model.dtype=float32 or float64, not {self.model.dtype}, which rounds"

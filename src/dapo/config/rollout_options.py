@@ -21,6 +21,7 @@ from dapo.config.section import (
     Tokens,
     option,
 )
+from dapo.config.vllm_arguments import checked_arguments
 
 if TYPE_CHECKING:
     EngineName: TypeAlias = str
@@ -61,6 +62,12 @@ class VllmConfig(Section):
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
     python: str | None = option(
         None, "Python interpreter of an environment with vLLM; none: that of the training process."
+    )
+    options: Annotated[dict[str, Any], AfterValidator(checked_arguments)] = option(
+        {},
+        "Further arguments of vLLM's EngineArgs, given to it unchanged: {max_num_seqs: 2048,"
+        " kv_cache_dtype: fp8}. What is left out has vLLM's default for the GPU. Those that other"
+        " options set, and those that would make log-probabilities wrong, are refused.",
     )
 
 
@@ -129,12 +136,17 @@ class RolloutConfig(Section):
 
     @property
     def slots(self) -> int | None:
-        """The sequences that all engines decode at a time; None: not known of the engine."""
+        """The sequences that all engines decode at a time; None: no option of the engine says it.
+
+        `start.build.engine_slots` then asks for the engine's default.
+        """
         kind = self.engine_kind
-        sequences = kind.max_sequences
-        if kind.cache_option is not None and not kind.pages_cache:
+        sequences: Any = None
+        if self.engine == "vllm":
+            sequences = self.vllm.options.get("max_num_seqs")
+        elif kind.cache_option is not None and not kind.pages_cache:
             sequences = getattr(self.engine_options, kind.cache_option)
-        return None if sequences is None else sequences * max(1, self.engines)
+        return sequences * max(1, self.engines) if isinstance(sequences, int) else None
 
     @property
     def is_reproducible(self) -> bool:

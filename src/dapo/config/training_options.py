@@ -245,10 +245,11 @@ class LossConfig(Section):
     )
     old_logprobs: Literal["policy", "engine"] = option(
         "policy",
-        "Source of pi_old in the second and later updates of a step. policy: log-probabilities that"
-        " the trainer computes before the first update; engine: those of sampling, which saves that"
-        " pass. engine needs the native engine in the training process, in float32 or float64; the"
-        " run ends if the two differ by more than 0.001 nats at any token of a step's first"
+        "Source of pi_old in a step with several updates. policy: log-probabilities that the trainer"
+        " computes before the first update; engine: those of sampling, which saves that pass. With"
+        " loss.engine_correction the ratio is then min(pi / pi_engine, cap), with any engine."
+        " Without it engine needs the native engine in the training process, in float32 or float64;"
+        " the run ends if the two differ by more than 0.001 nats at any token of a step's first"
         " update.",
         paper="policy",
         only_with="reuses_samples",
@@ -266,6 +267,11 @@ class LossConfig(Section):
     def is_clipped(self) -> bool:
         """True if the built-in loss is that of Eq. 8, which has an explicit gradient."""
         return self.surrogate == "clip"
+
+    @property
+    def has_ratio_to_engine(self) -> bool:
+        """True if several updates have the ratio pi / pi_engine, which the correction bounds."""
+        return self.old_logprobs == "engine" and self.engine_correction is not None
 
     @property
     def needs_whole_responses(self) -> bool:

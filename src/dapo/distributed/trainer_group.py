@@ -27,7 +27,7 @@ from dapo.distributed.protocol import (
     Worker,
     WorkerSpec,
 )
-from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
+from dapo.distributed.rank_samples import ALL, IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import (
     PIECE_BYTES,
     RankWeights,
@@ -98,7 +98,9 @@ class TrainerGroup:
             first = self._num_recorded
             passes = self._number(partitions, lambda i, sample: first + i)
             moved = None
-            columns = (*IDS, *REMAINING_COLUMNS)
+            columns: tuple[str, ...] = (*IDS, *REMAINING_COLUMNS)
+            if all(sample.old_logprobs is not None for sample in minibatch):
+                columns = ALL  # the engine's, which no rank has computed
             blocks = (encode(_numbered(part, first), columns) for part in partitions)
             requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:

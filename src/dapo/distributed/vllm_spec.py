@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 import dapo
 from dapo.config import Config, GpuShares
-from dapo.config.engines import VLLM_MAX_SEQUENCES
 from dapo.core.errors import ConfigError
 from dapo.core.files import cache_folder
 from dapo.core.secrets import HUB_VARIABLES
@@ -89,9 +88,10 @@ def vllm_options(config: Config) -> VllmOptions:
         ),
         reproducible=rollout.is_reproducible,
         trust_remote_code=model.trust_remote_code,
-        max_sequences=VLLM_MAX_SEQUENCES,
         temperatures=rollout.engine_kind.temperatures,
-        **rollout.vllm.model_dump(exclude={"python"}),
+        cache_gib=rollout.vllm.cache_gib,
+        tensor_parallel=rollout.vllm.tensor_parallel,
+        arguments=rollout.vllm.options,
     )
 
 

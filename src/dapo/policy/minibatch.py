@@ -107,7 +107,7 @@ def loss_tokens(
         numbers["old"] = of_tokens(old)
     if all(sample.engine_logprobs for sample in samples):
         numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
-    elif loss.engine_correction is not None:
+    elif loss.engine_correction is not None and not (loss.has_ratio_to_engine and old):
         raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
     reference = _known_rows([sample.reference_logprobs for sample in samples])
     if reference:

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from dapo.algo.kl import kl_gradient, kl_penalty
-from dapo.algo.loss import Responses, clip_bounds, clipped_gradient, engine_weights
+from dapo.algo.loss import (
+    Responses,
+    capped_old_logprobs,
+    clip_bounds,
+    clipped_gradient,
+    engine_weights,
+)
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
@@ -18,7 +24,7 @@ from dapo.policy.transfer import to_numbers
 
 MAX_OLD_LOGPROB_GAP = 1.0e-3
 """The largest difference in nats between the engine's and the policy's log-probability of a token
-if the engine's is used as pi_old. With equal weights in float32 it is at most about 1e-5; the clip
+if the engine's is used as pi_old without a correction. With equal weights in float32 it is at most about 1e-5; the clip
 begins at a log-ratio of 0.2.
 """
 MEANS = {
@@ -30,6 +36,15 @@ MEANS = {
     "loss/clip_high_fraction": "clipped_high",
 }
 """Metrics that are means over the trained tokens, and the names of their sums."""
+
+
+class Correction(NamedTuple):
+    """The log-probabilities of pi_old and the engine correction of `[n]` tokens."""
+
+    old: Tensor
+    on_surrogate: Tensor | None  # the factor of the surrogate; None: 1
+    weight: Tensor | None
+    """The importance weight, which is the factor of the KL and entropy terms; None: 1."""
 
 
 class Slopes(NamedTuple):
@@ -65,16 +80,22 @@ def gradient_terms(
     mask = tokens["mask"]
     weights = tokens["weights"]
     advantages = tokens["advantages"]
-    terms = {}
+    terms: dict[str, Tensor] = {}
     if config.is_clipped:
         low, high = clip_bounds(advantages, **_bounds(config))
         terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
     old = tokens.get("old", logprobs)
     if SURROGATES[config.surrogate].needs_whole_responses:
         assert logprobs is not None
-        terms["surrogate"] = _surrogate_gradient(logprobs, tokens, config, responses)
-    if config.engine_correction is not None and old is not None:
-        terms["correction"] = _engine_weights(old, tokens, config, responses)
+        assert old is not None
+        terms["surrogate"] = _surrogate_gradient(logprobs, old, tokens, config, responses)
+    # the ratio to the engine's changes with the policy: its correction needs the scores of parts
+    if (
+        config.engine_correction is not None
+        and old is not None
+        and not _has_ratio_to_engine(tokens, config)
+    ):
+        terms["correction"] = _engine_weights(old, tokens["engine"], tokens, config, responses)
     return {**tokens, **terms}
 
 
@@ -102,24 +123,22 @@ def objective_gradient(
     A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0:
     its weight multiplies the surrogate, the KL term and the entropy term.
     """
-    old = terms.get("old", logprobs)
     mask = terms["mask"]
-    weights = terms["weights"]
-    correction = _correction(old, terms, config)
-    if correction is not None:
-        weights = weights * correction
+    old, on_surrogate, correction = correct_engine(logprobs, terms, config)
+    weights = _product(terms["weights"], correction)
     values: Mapping[str, Tensor | float] = {}
     if custom is not None:
-        gradient, values = custom.differentiate(logprobs, old, terms["advantages"], mask, weights)
+        gradient, values = custom.differentiate(
+            logprobs, old, terms["advantages"], mask, _product(terms["weights"], on_surrogate)
+        )
     else:
         if config.is_clipped:
             gradient = clipped_gradient(logprobs - old, terms["scale"], terms["low"], terms["high"])
         elif SURROGATES[config.surrogate].needs_whole_responses:
             gradient = terms["surrogate"]
         else:
-            gradient = _surrogate_gradient(logprobs, terms, config)
-        if correction is not None:
-            gradient = gradient * correction
+            gradient = _surrogate_gradient(logprobs, old, terms, config)
+        gradient = _product(gradient, on_surrogate)
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimate)
         gradient = gradient + config.kl_coef * kl
@@ -134,13 +153,13 @@ def objective_gradient(
 
 def _surrogate_gradient(
     logprobs: Tensor,
+    old: Tensor,
     tokens: Mapping[str, Tensor],
     config: LossConfig,
     responses: Responses | None = None,
 ) -> Tensor:
     """Return the derivatives of the loss of `loss.surrogate`, without the engine correction."""
     leaf = logprobs.detach().clone().requires_grad_()
-    old = tokens.get("old", logprobs)
     # the chunks' scores may be computed without gradients
     with torch.enable_grad():
         loss, _ = _surrogate_loss(leaf, old, tokens["weights"], tokens, config, responses)
@@ -165,8 +184,20 @@ def _surrogate_loss(
     return function(logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords)
 
 
+def _has_ratio_to_engine(tokens: Mapping[str, Tensor], config: LossConfig) -> bool:
+    """Return True if `old` is the engine's and the correction a cap of the ratio to it.
+
+    A step with one update records no `old`: its correction is a weight, which the update knows.
+    """
+    return config.has_ratio_to_engine and "old" in tokens
+
+
 def _engine_weights(
-    old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig, responses: Responses | None
+    policy: Tensor,
+    engine: Tensor,
+    tokens: Mapping[str, Tensor],
+    config: LossConfig,
+    responses: Responses | None = None,
 ) -> Tensor:
     """Return each token's weight of the engine correction (`algo.loss.engine_weights`)."""
     cap = config.engine_correction
@@ -175,8 +206,8 @@ def _engine_weights(
     if by_response and responses is None:
         raise ValueError("loss.engine_ratio=sequence needs the responses of the tokens")
     return engine_weights(
-        old,
-        tokens["engine"],
+        policy,
+        engine,
         tokens["mask"],
         cap=cap,
         over_cap=config.engine_over_cap,
@@ -184,29 +215,48 @@ def _engine_weights(
     )
 
 
-def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
-    """Return each token's engine correction, of `gradient_terms` or, on policy, of `old`."""
-    if config.engine_correction is None or "correction" in terms:
-        return terms.get("correction")
-    return _engine_weights(old, terms, config, None)
+@torch.no_grad()
+def correct_engine(logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Correction:
+    """Return pi_old and the engine correction of the tokens of `gradient_terms`.
+
+    Args:
+        logprobs: of the policy that trains.
+        terms: `gradient_terms` of the same tokens.
+        config: the section `loss`.
+    """
+    old = terms.get("old", logprobs)
+    cap = config.engine_correction
+    if cap is None:
+        return Correction(old, None, None)
+    if not _has_ratio_to_engine(terms, config):
+        weight = terms.get("correction")
+        if weight is None:
+            weight = _engine_weights(old, terms["engine"], terms, config)
+        return Correction(old, weight, weight)
+    weight = _engine_weights(logprobs, old, terms, config)
+    if config.engine_over_cap == "mask":
+        return Correction(old, (weight > 0).to(weight.dtype), weight)
+    # the ratio itself is capped, so that the surrogate needs no factor
+    return Correction(capped_old_logprobs(logprobs, old, cap=cap), None, weight)
 
 
-def corrected_weights(
-    old: Tensor, terms: Mapping[str, Tensor], config: LossConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss weights times the engine correction, and sums that describe it."""
-    mask = terms["mask"]
-    weights = terms["weights"]
-    correction = _correction(old, terms, config)
-    if correction is None:
-        return weights, {}
+def _product(values: Tensor, factor: Tensor | None) -> Tensor:
+    return values if factor is None else values * factor
+
+
+def _describe_correction(
+    weight: Tensor | None, mask: Tensor, config: LossConfig
+) -> dict[str, Tensor]:
+    """Return sums that describe the engine correction; empty without one."""
+    if weight is None:
+        return {}
     assert config.engine_correction is not None
     # a truncated weight is the cap itself, a masked one is 0
-    changed = correction >= config.engine_correction
+    changed = weight >= config.engine_correction
     if config.engine_over_cap == "mask":
-        changed = correction == 0
-    return weights * correction, {
-        "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),
+        changed = weight == 0
+    return {
+        "engine_weight": torch.where(mask, weight, 0.0).sum(dtype=torch.float64),
         "engine_truncated": (mask & changed).sum(),
     }
 
@@ -239,9 +289,10 @@ def objective_sums(
     Masked tokens count as 0 instead of being left out: a selection would wait for the device.
     """
     mask = terms["mask"]
-    old = terms.get("old", logprobs)
-    corrected, about_correction = corrected_weights(old, terms, config)
-    loss, sums = _surrogate_loss(logprobs, old, corrected, terms, config, responses)
+    old, on_surrogate, correction = correct_engine(logprobs, terms, config)
+    corrected = _product(terms["weights"], correction)
+    surrogate_weights = _product(terms["weights"], on_surrogate)
+    loss, sums = _surrogate_loss(logprobs, old, surrogate_weights, terms, config, responses)
     results: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
         # a custom loss need not clip, and its own loss replaces that of Eq. 8
@@ -249,11 +300,14 @@ def objective_sums(
             name: value for name, value in results.items() if not name.startswith("clipped_")
         }
         results |= custom
-    results |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
+    results |= _describe_correction(correction, mask, config)
+    results |= {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
         results["nll"] = torch.where(mask, -logprobs, 0.0).sum()
     if "engine" in terms:
-        gaps = torch.where(mask, (terms["engine"] - old).abs(), 0.0)
+        # pi_old that is the engine's own has no gap: the policy has, before its first update
+        compared = logprobs if _has_ratio_to_engine(terms, config) else old
+        gaps = torch.where(mask, (terms["engine"] - compared).abs(), 0.0)
         results["gap"] = gaps.sum()
         results["gap_tokens"] = mask.sum()
         results["gap_max"] = gaps.max()
@@ -326,14 +380,16 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
 
 
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
-    """Raise EngineError if pi_old is the engine's but differs from the policy's."""
+    """Raise EngineError if pi_old is the engine's, uncorrected, but differs from the policy's."""
     gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
     # `not <=`: nan is a difference too
-    if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
+    must_agree = config.old_logprobs == "engine" and not config.has_ratio_to_engine
+    if must_agree and not gap <= MAX_OLD_LOGPROB_GAP:
         raise EngineError(
             f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats"
             f" (more than {MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine's"
-            " weights or its rounding differ; resume with loss.old_logprobs=policy"
+            " weights or its rounding differ; resume with loss.engine_correction=tis, which corrects"
+            " for it, or with loss.old_logprobs=policy"
         )
 
 

@@ -62,7 +62,7 @@ PHASES = {
     "values": Phase("computing the critic's values of the batch and from them its advantages",
                     when="with `advantage.estimator: gae`"),
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
-                          when="with more than one update per step"),
+                          when="with more than one update per step, unless `loss.old_logprobs: engine`"),
     "update": Phase("the optimizer updates", "minibatches"),
     "trainer_idle": Phase("waiting for the next batch after the updates", "groups",
     when="with `schedule: async`"),

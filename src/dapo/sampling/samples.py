@@ -180,6 +180,26 @@ def with_old_logprobs(
     return [first, *([recorded[id(sample)] for sample in minibatch] for minibatch in later)]
 
 
+def with_engine_logprobs(minibatches: Sequence[list[Sample]]) -> list[list[Sample]]:
+    """Use the engine's log-probabilities as pi_old in every update, which needs no scores.
+
+    The ratio of each update is that to the engine. Only the first compares the two: later ones have
+    a newer policy.
+    """
+    first, *later = minibatches
+    compared = [replace(sample, old_logprobs=sample.engine_logprobs) for sample in first]
+    return [
+        compared,
+        *(
+            [
+                replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=())
+                for sample in minibatch
+            ]
+            for minibatch in later
+        ),
+    ]
+
+
 def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Config) -> list[Sample]:
     """Give turn k's tokens the advantage of R_ik, the rewards of episode i summed from turn k on.
 

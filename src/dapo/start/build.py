@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -144,8 +145,18 @@ def build_sampling(
         reward=partial(shaped_reward, config=config),
         by_load=not config.rollout.is_reproducible,
         oversampling=config.oversampling,
-        slots=config.rollout.slots,
+        slots=engine_slots(config),
     )
+
+
+def engine_slots(config: Config) -> int | None:
+    """Return the sequences that all engines decode at a time; None: not known of the engine."""
+    rollout = config.rollout
+    slots = rollout.slots
+    default = rollout.engine_kind.default_slots
+    if slots is None and default is not None:
+        slots = max(1, rollout.engines) * pkgutil.resolve_name(default)()
+    return slots
 
 
 def dynamic_sampler(

@@ -19,6 +19,7 @@ from dapo.core.ranges import select, spread
 from dapo.sampling.samples import (
     minibatches,
     with_advantages,
+    with_engine_logprobs,
     with_kl_in_rewards,
     with_old_logprobs,
     with_reward_less_kl,
@@ -197,11 +198,16 @@ def prepare_updates(
     step: int,
     phase: Phase = _untimed,
 ) -> list[list[Sample]]:
-    """Line 10: cut samples into minibatches, and record pi_old of Eq. 6 from the second on."""
+    """Line 10: cut samples into minibatches, and record pi_old of Eq. 6 where an update needs it."""
     updates = minibatches(samples, config, step=step)
-    if len(updates) > 1:
+    # also if the batch is short and fills one update: every step has the same objective
+    if updates and config.reuses_samples and config.loss.has_ratio_to_engine:
+        return with_engine_logprobs(updates)
+
+    def record(samples: Sequence[Sample]) -> list[Sample]:
         with phase("old_logprobs"):
-            return with_old_logprobs(
-                updates, policy.record_old_logprobs, source=config.loss.old_logprobs
-            )
+            return policy.record_old_logprobs(samples)
+
+    if len(updates) > 1:
+        return with_old_logprobs(updates, record, source=config.loss.old_logprobs)
     return updates

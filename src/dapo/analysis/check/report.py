@@ -7,6 +7,7 @@ from math import ceil
 from dapo.analysis.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.config.lengths import length_as_sum, lower_lengths
+from dapo.config.option_fields import option_text
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
 from dapo.core.text import plural
@@ -139,6 +140,10 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         resources = _each(estimate, config.gpus_per_engine)
         engines = f"{config.engine_processes} x {config.rollout.engine}{shared}"
         yield f"  engines      {engines}, {resources}"
+        if config.rollout.engine == "vllm" and config.rollout.vllm.options:
+            settings = config.rollout.vllm.options.items()
+            arguments = ", ".join(f"{name}={option_text(value)}" for name, value in settings)
+            yield f"               vLLM's arguments: {arguments}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
     yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":

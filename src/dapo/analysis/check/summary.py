@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.config import Config
+from dapo.config import Config, LossConfig
 from dapo.config.data_spec import Source, kinds
 from dapo.config.lengths import agent_context
 from dapo.config.load import resolve_auto_verifier
@@ -246,6 +246,16 @@ def _step(config: Config) -> Iterator[str]:
                 f"train.minibatch_groups={rollout.prompts_per_step} makes one"
             )
     yield f"  loss        {loss.function or surrogate}, averaged by {loss.aggregate}{kl}"
+    if config.reuses_samples and loss.has_ratio_to_engine:
+        yield f"              r = pi / pi_engine, {_bound_of_ratio(loss)}; no pass for pi_old"
+
+
+def _bound_of_ratio(loss: LossConfig) -> str:
+    """Describe what becomes of a ratio to the engine beyond the cap."""
+    cap = loss.engine_correction or 0.0
+    if loss.engine_over_cap == "mask":
+        return f"and tokens outside {1 / cap:g} to {cap:g} do not train"
+    return f"at most {cap:g}"
 
 
 def _run(config: Config) -> Iterator[str]:
@@ -275,11 +285,14 @@ def _run(config: Config) -> Iterator[str]:
         factor = f"min({ratio}, {cap:g})"
         if config.loss.engine_over_cap == "mask":
             factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
+        correction = f"each token's loss is multiplied by {factor}"
+        if config.reuses_samples and config.loss.has_ratio_to_engine:
+            correction = "the ratio of each token is the one to the policy that sampled it"
         eta = config.max_staleness
         rollout = config.rollout
         yield (
             "  schedule    async: while a step trains, the engine samples with the weights from"
-            f" its start; each token's loss is multiplied by {factor}"
+            f" its start; {correction}"
         )
         least = 1
         if rollout.clock == "load":

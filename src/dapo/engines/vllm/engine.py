@@ -6,7 +6,6 @@
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -20,25 +19,6 @@ from dapo.types import Finish, Generation, GenerationRequest, WeightLayout
 
 LOAD = "dapo_load_weights"
 """Method of `start.WeightReader` in vLLM's workers: loads weights, returns names left unset."""
-
-
-@dataclass(eq=False)
-class _RunningSequence:
-    request: GenerationRequest
-    # vLLM's latest output, with all tokens so far; an aborted request gets no final one
-    output: Any = None
-
-    def generation(self, finish: Finish, version: int) -> Generation:
-        token_ids = array("i")
-        if self.output is not None:
-            token_ids = array("i", self.output.token_ids)
-        if self.request.temperature == 0 or self.output is None:
-            # the distribution of greedy sampling has one token
-            logprobs = array("f", [0.0]) * len(token_ids)
-        else:
-            logprobs = float_array(self.output.logprobs.logprobs)
-        checks.require_finite(sum(logprobs), version, "the dtype of model.dtype")
-        return Generation(self.request.id, token_ids, logprobs, finish, version)
 
 
 class VllmEngine(checks.EngineState):
@@ -59,7 +39,6 @@ class VllmEngine(checks.EngineState):
         sampling_params: Callable[[GenerationRequest], Any],
         weight_shapes: Mapping[str, tuple[int, ...]],
         temperatures: tuple[float, float],
-        max_sequences: int,
         sleeps: bool = False,
     ) -> None:
         """Wrap a started `vllm.LLMEngine`, whose initial weights are never used.
@@ -69,7 +48,6 @@ class VllmEngine(checks.EngineState):
             sampling_params: makes vLLM's parameters for a request.
             weight_shapes: the shapes of all weights by their Hugging Face names.
             temperatures: the lowest and the highest besides 0.
-            max_sequences: the most requests that vLLM gets at a time.
             sleeps: whether it gives weights and cache back to the GPU while the policy updates.
         """
         super().__init__(version=None)
@@ -78,7 +56,8 @@ class VllmEngine(checks.EngineState):
         self._asleep: set[str] = set()  # the parts of vLLM's memory that the GPU has back
         self._sampling_params = sampling_params
         self._weight_shapes = weight_shapes
-        self._max_sequences = max_sequences
+        # the most requests that vLLM gets at a time
+        self._max_sequences: int = llm_engine.vllm_config.scheduler_config.max_num_seqs
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
         bound = config.max_model_len
@@ -86,7 +65,7 @@ class VllmEngine(checks.EngineState):
         self._temperatures = temperatures
         self._bound = checks.PositionBound(bound, what, "raise data.max_prompt_tokens")
         self._waiting: dict[str, GenerationRequest] = {}
-        self._running: dict[str, _RunningSequence] = {}
+        self._running: dict[str, GenerationRequest] = {}
         self.drop_weights()  # a trainer's rank that starts on this GPU needs its memory
 
     @property
@@ -206,24 +185,51 @@ class VllmEngine(checks.EngineState):
         if not self._running:
             return []
         finished = []
+        # one output per request, its last
         for answer in self._engine.step():
-            seq = self._running[answer.request_id]
-            seq.output = answer.outputs[0]
-            if answer.finished:
-                del self._running[answer.request_id]
-                finished.append(seq.generation(_finish(seq), self._require_weights()))
+            request = self._running.pop(answer.request_id)
+            [output] = answer.outputs
+            finish = _finish(request, output.finish_reason)
+            finished.append(
+                self._generation(request, output.token_ids, output.logprobs.logprobs, finish)
+            )
         return finished
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
-        self._engine.abort_request([name for name in names if name in self._running])
+        running = [name for name in names if name in self._running]
+        parts = {name: self._tokens_so_far(name) for name in running}
+        self._engine.abort_request(running)
         stopped = []
         for name in names:
-            if name in self._running:
-                stopped.append(self._running.pop(name))
-            else:
-                stopped.append(_RunningSequence(self._waiting.pop(name)))
-        return [seq.generation("aborted", self._require_weights()) for seq in stopped]
+            token_ids, logprobs = parts.get(name, ((), ()))
+            request = self._running.pop(name, None) or self._waiting.pop(name)
+            stopped.append(self._generation(request, token_ids, logprobs, "aborted"))
+        return stopped
+
+    def _tokens_so_far(self, name: str) -> tuple[Sequence[int], Sequence[float]]:
+        """Return tokens and log-probabilities that vLLM has of a request: it gives no output of one
+        that is aborted.
+        """
+        processor = self._engine.output_processor
+        [internal_name] = processor.external_req_ids[name]
+        state = processor.request_states[internal_name]
+        return state.detokenizer.output_token_ids, state.logprobs_processor.logprobs.logprobs
+
+    def _generation(
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish: Finish,
+    ) -> Generation:
+        version = self._require_weights()
+        # the distribution of greedy sampling has one token
+        values = array("f", [0.0]) * len(token_ids)
+        if request.temperature > 0:
+            values = float_array(logprobs)
+        checks.require_finite(sum(values), version, "the dtype of model.dtype")
+        return Generation(request.id, array("i", token_ids), values, finish, version)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -237,7 +243,7 @@ class VllmEngine(checks.EngineState):
         """Pass requests to vLLM in order while it has room, so that none overtakes another."""
         while self._waiting and len(self._running) < self._max_sequences:
             request = self._waiting.pop(next(iter(self._waiting)))
-            self._running[request.id] = _RunningSequence(request)
+            self._running[request.id] = request
             prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
             self._engine.add_request(request.id, prompt, self._sampling_params(request))
 
@@ -252,10 +258,10 @@ class VllmEngine(checks.EngineState):
             checks.require_shape(name, shape, expected[name])
 
 
-def _finish(seq: _RunningSequence) -> Finish:
-    finish: Finish = seq.output.finish_reason
+def _finish(request: GenerationRequest, reason: Any) -> Finish:
+    finish: Finish = reason
     if finish in ("stop", "length"):
         return finish
     raise EngineError(
-        f"vLLM ended request {seq.request.id!r} by {finish!r}; expected 'stop' or 'length'"
+        f"vLLM ended request {request.id!r} by {reason!r}; expected 'stop' or 'length'"
     )

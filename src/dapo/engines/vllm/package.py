@@ -1,12 +1,15 @@
 """Checks that vLLM is installed, before anything imports torch."""
 
+import ast
 import importlib.util
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dapo.core.errors import ConfigError
+from dapo.core.text import did_you_mean
 
 if TYPE_CHECKING:  # vLLM's process, whose environment may lack what the options need, reads INSTALL
     from dapo.config import Config
@@ -20,7 +23,8 @@ INSTALL = (
 def require_vllm_package(config: "Config") -> None:
     """Raise ConfigError if vLLM is not installed, or `rollout.vllm.python` cannot start it.
 
-    On Ray the package is on the machines of the cluster.
+    Names in `rollout.vllm.options` that its EngineArgs lack are one, too. On Ray the package is on
+    the machines of the cluster.
     """
     if config.rollout.vllm.python is not None:
         python = interpreter(config.rollout.vllm.python)
@@ -41,6 +45,46 @@ def require_vllm_package(config: "Config") -> None:
             "rollout.engine=vllm needs the Python package vllm, which is not installed here;"
             f" {INSTALL}"
         )
+    if config.rollout.vllm.options and not config.uses_ray:
+        folder = _package_folder(config.rollout.vllm.python)
+        if folder is not None:
+            _require_known(config.rollout.vllm.options, folder)
+
+
+def _package_folder(python: str | None) -> Path | None:
+    """Return the folder of the package vllm in an interpreter's environment, which is not imported.
+
+    None stands for this interpreter, and for a package that is not there.
+    """
+    if python is None:
+        spec = importlib.util.find_spec("vllm")
+        locations = None if spec is None else spec.submodule_search_locations
+        return Path(locations[0]) if locations else None
+    program = "from importlib.util import find_spec; print(find_spec('vllm').submodule_search_locations[0])"
+    command = [interpreter(python), "-P", "-c", program]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if answer.returncode else Path(answer.stdout.strip())
+
+
+def _require_known(names: Iterable[str], folder: Path) -> None:
+    """Raise ConfigError for a name that EngineArgs lack, by the source of the package."""
+    try:
+        source = (folder / "engine" / "arg_utils.py").read_text(encoding="utf-8")
+    except OSError:  # another version, which says at its start what it does not know
+        return
+    fields = [
+        statement.target.id
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    ]
+    for name in names:
+        if fields and name not in fields:
+            hint = did_you_mean(name, fields, otherwise="its documentation lists all arguments")
+            raise ConfigError(
+                f"rollout.vllm.options.{name} is no argument of the EngineArgs of this vLLM; {hint}"
+            )
 
 
 def interpreter(python: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,13 @@ GPU_MEMORY = 0.9
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
+# on a CPU; a GPU has vLLM's own for its memory
+_CPU_SEQUENCES = 256
 # positions that a step computes at most: vLLM's default of 2048 lets prompts wait
-_BATCH_TOKENS = 8192
+_CPU_BATCH_TOKENS = 8192
+# vLLM's own defaults of `max_num_seqs`, the higher one from this memory on (`get_batch_defaults`)
+_GPU_SEQUENCES = (256, 1024)
+_LARGE_GPU_BYTES = 70 * 2**30
 _CAUSE_CHARS = 600
 
 
@@ -55,8 +60,9 @@ class VllmOptions:
     cache_gib: float | None  # None: what the device has room for
     max_tokens: int  # the longest prompt and response together
     temperatures: tuple[float, float]  # the lowest and the highest besides 0
-    max_sequences: int  # decoded at a time
     tensor_parallel: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's EngineArgs."""
     # every request has a seed of its own, and a step ends before the next is scheduled
     reproducible: bool = True
     gpu_processes: float = 1  # processes that divide the memory of each GPU while this one samples
@@ -87,6 +93,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     try:
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.usage.usage_lib import UsageContext
     except ImportError as error:
         raise EngineError(
             "rollout.engine=vllm needs the Python package vllm, which cannot be imported here"
@@ -113,7 +121,10 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
             arguments = engine_arguments(
                 options, model, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes
             )
-            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            # its defaults are for many requests at a time; those of other uses are small
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(**arguments), usage_context=UsageContext.LLM_CLASS
+            )
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
     except (EngineError, torch.OutOfMemoryError):
@@ -129,11 +140,12 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     return VllmEngine(
         engine,
         sampling_params=lambda request: SamplingParams(
-            **sampling_arguments(request, seeded=options.reproducible)
+            **sampling_arguments(request, seeded=options.reproducible),
+            # an output for each step and sequence would cost more than the GPU's step
+            output_kind=RequestOutputKind.FINAL_ONLY,
         ),
         weight_shapes=options.weight_shapes,
         temperatures=options.temperatures,
-        max_sequences=options.max_sequences,
         sleeps=arguments["enable_sleep_mode"],
     )
 
@@ -192,8 +204,6 @@ def engine_arguments(
         "generation_config": "vllm",  # sampling parameters come from requests only
         "logprobs_mode": "processed_logprobs",
         "max_model_len": options.max_tokens,
-        "max_num_seqs": options.max_sequences,
-        "max_num_batched_tokens": max(options.max_sequences, _BATCH_TOKENS),
         "enable_prefix_caching": True,
         "enforce_eager": on_cpu,
         "tensor_parallel_size": options.tensor_parallel,
@@ -222,12 +232,31 @@ def engine_arguments(
         # unused with a fixed cache, but vLLM requires this much free memory
         arguments["gpu_memory_utilization"] = 0.01
     if on_cpu:
+        if options.arguments.get("enable_chunked_prefill"):
+            raise EngineError(
+                "rollout.vllm.options.enable_chunked_prefill=true: on a CPU a request with a seed"
+                " ends vLLM where a prompt is computed in parts; leave it out"
+            )
+        sequences = options.arguments.get("max_num_seqs", _CPU_SEQUENCES)
         arguments |= {
             "block_size": _CPU_BLOCK_TOKENS,
-            "enable_chunked_prefill": False,  # a request with a seed would end the process
-            "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _BATCH_TOKENS),
+            "enable_chunked_prefill": False,
+            "max_num_seqs": sequences,
+            "max_num_batched_tokens": max(options.max_tokens, sequences, _CPU_BATCH_TOKENS),
         }
-    return arguments
+    return arguments | dict(options.arguments)
+
+
+def default_slots() -> int:
+    """Return vLLM's default number of sequences that an engine decodes on this machine's device.
+
+    The engine itself has vLLM's own value; this one is for the controller, which imports no vLLM.
+    """
+    if not torch.cuda.is_available():
+        return _CPU_SEQUENCES
+    device = torch.cuda.get_device_properties(0)
+    is_large = device.total_memory >= _LARGE_GPU_BYTES and "a100" not in device.name.lower()
+    return _GPU_SEQUENCES[int(is_large)]
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
