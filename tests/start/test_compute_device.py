@@ -18,7 +18,12 @@ from dapo.start.resolve import ComputeDevice, require_hardware, resolve_auto, tr
 from helpers.commands import run
 from helpers.paths import TINY
 
-KNOWN = ("data.train=builtin:sums", "train.microbatch_tokens=1024", "train.recompute=false")
+KNOWN = (
+    "data.train=builtin:sums",
+    "train.microbatch_tokens=1024",
+    "train.recompute=false",
+    "rollout.engine=native",
+)
 
 
 def tiny(*overrides: str) -> Config:

@@ -15,6 +15,7 @@ from dapo.policy.lora import adapted_layers
 from dapo.policy.memory_model import FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
+from dapo.start.idle_gpus import idle_gpus
 from dapo.start.read import turn_end_notes
 from dapo.start.resolve import resolve_auto
 from dapo.types import Problem
@@ -34,9 +35,12 @@ def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]
             yield from _adapters_of_layers(config.model, config.model.lora)
         return
     yield from _processes(estimate)
+    notes = notes_of(estimate)
     if line is not None:
+        notes.append(line)
+    if notes:
         yield ""
-        yield line
+        yield from notes
     yield ""
     yield from _memory(estimate)
     yield ""
@@ -53,8 +57,20 @@ def estimate_of(
     dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
-    resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
-    return resolve_estimate(ResourceEstimate(resolved, dimensions, profile))
+    choices = list[str]()
+    resolved = resolve_auto(
+        config, cuda=profile.device == "gpu", training=False, log=choices.append
+    )
+    return resolve_estimate(ResourceEstimate(resolved, dimensions, profile, choices))
+
+
+def notes_of(estimate: ResourceEstimate) -> list[str]:
+    """Return what `auto` has chosen and why, and the GPUs that stay idle."""
+    notes = list(estimate.choices)
+    if estimate.profile.device == "gpu" and not estimate.config.uses_ray:
+        config = estimate.config.changed("train", device="cuda")
+        notes += idle_gpus(config, estimate.profile.devices_per_node)
+    return notes
 
 
 def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
