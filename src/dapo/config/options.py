@@ -361,14 +361,15 @@ class Config(Section):
     @property
     def gpus_needed(self) -> int:
         """The least number of GPUs on which all processes that compute have their place."""
+        ranks = self.distributed.trainer_ranks
         if not self.uses_ray:
-            return max(self.distributed.trainer_ranks, self.gpus_per_engine)
+            return max(ranks, self.gpus_per_engine)
         part = self.distributed.gpus_per_process
         if part is None:
-            return self.gpus_wanted
+            return ranks + self.engine_processes * self.gpus_per_engine
         if self.gpu_shares(0).is_paired:
-            return self.engine_processes * self.gpus_per_engine
-        return ceil(part * (self.distributed.trainer_ranks + self.engine_processes))
+            return ranks
+        return ceil(part * (ranks + self.engine_processes))
 
     def gpu_shares(self, gpus: int) -> GpuShares:
         """Return how `gpus` of this machine are shared: by all processes, or by none."""

@@ -44,6 +44,8 @@ def choose_engine(
         training: False for an evaluation.
         is_here: whether engines run on this machine, so that their requirements can be tried.
     """
+    if config.is_supervised and config.data.eval is None:
+        return _native("demonstrations are given, so nothing is sampled")
     tokens = _longest_response(config, training=training)
     size = "of unknown size" if parameters is None else f"of {_count(parameters)} parameters"
     if tokens >= LONG_RESPONSE:
@@ -52,8 +54,8 @@ def choose_engine(
         why = f"the model has {_count(parameters)} parameters, and from {_count(LARGE_MODEL)} on"
     else:
         return _native(
-            f"for responses of at most {tokens:,} tokens and a model {size} it is as fast as vLLM,"
-            " and starts in seconds"
+            f"for responses of at most {tokens:,} tokens and a model {size} it is expected to be as"
+            " fast as vLLM, and starts in seconds"
         )
     why = f"{why} vLLM is expected to be faster"
     if not has_vllm:

@@ -354,7 +354,8 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
             f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads}"
             f" query and {dimensions.kv_heads} key-value heads"
         )
-    if estimate.cache_tokens < estimate.sequence_tokens:
+    # an engine without any cache is named above
+    if 0 < estimate.cache_tokens < estimate.sequence_tokens:
         gibibytes = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
@@ -431,7 +432,12 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
     elif remaining <= 0:
         requirement = f"{_gib(total - cache)} before any cache"
-        if hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
+        if estimate.shares.alternates and total - cache < estimate.profile.memory_gib * GIB:
+            fix = (
+                "trainer ranks keep the rest; raise distributed.trainer_ranks where there are more"
+                " GPUs, or train adapters (model.lora)"
+            )
+        elif hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
             fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
     yield f"a GPU of an engine needs {requirement}, and {_gib(available)} are available: {fix}"
 

@@ -622,8 +622,7 @@ def open_native_engine(
     memory = None
     if model.device.type == "cuda":
         memory = CudaMemory(model.device, processes=gpu_processes)
-    # one process has no load to balance
-    reproducible = rollout.is_reproducible or not rollout.engines
+    reproducible = rollout.is_reproducible
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 
