@@ -403,6 +403,9 @@ def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
 
 PAPER = str(paths.CONFIGS / "dapo_32b.yaml")
 SEVEN = str(paths.CONFIGS / "dapo_7b.yaml")
+FULL = (PAPER, "--nodes", "16", "--gpus-per-node", "8")
+SIX = (PAPER, "--nodes", "22", "--gpus-per-node", "6")
+PAIRS = ("distributed.trainer_ranks=128", "rollout.engines=32")
 
 
 @for_each_row(
@@ -426,20 +429,18 @@ SEVEN = str(paths.CONFIGS / "dapo_7b.yaml")
         ),
         (
             # of six GPUs of a node four are an engine's
-            [PAPER, "--nodes", "22", "--gpus-per-node", "6", "rollout.engines=16"],
+            [*SIX, "rollout.engines=16"],
             None,
         ),
         (
-            [PAPER, "--nodes", "22", "--gpus-per-node", "6", "rollout.engines=23"]
-            + ["distributed.trainer_ranks=30"],
+            [*SIX, "rollout.engines=23", "distributed.trainer_ranks=30"],
             "--nodes 22 --gpus-per-node 6 has room for 22; set rollout.engines=22",
         ),
-        ([PAPER, "--nodes", "16", "--gpus-per-node", "8"], None),
+        ([*FULL], None),
         ([PAPER, "--nodes", "16", "--sbatch=--gres=gpu:a100:8"], None),
         ([PAPER, "--nodes", "2", "train.device=cpu"], None),
         (
-            [PAPER, "--nodes", "16", "--gpus-per-node", "8", "distributed.gpus_per_process=0.5"]
-            + ["distributed.trainer_ranks=128", "rollout.engines=32"],
+            [*FULL, "distributed.gpus_per_process=0.5", *PAIRS],
             None,
         ),
         (

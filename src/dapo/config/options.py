@@ -385,7 +385,7 @@ class Config(Section):
         else:
             is_shared = self.gpus_wanted > gpus
             is_paired = ranks >= gpus
-            per_gpu = (1, 1)
+            per_gpu = (min(ranks, 1), 1)
             if is_shared:
                 per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)]
         has_trainer = ranks > 0  # an evaluation has none
