@@ -158,6 +158,11 @@ IDLE: list[tuple[tuple[str, ...], int, str | None]] = [
             " distributed.gpus_per_process=0.5 (all"
         ),
     ),
+    (
+        ("schedule=supervised", "data.demonstrations=sft.jsonl"),
+        8,
+        "1 of 8 GPUs is used; to use all: distributed.trainer_ranks=8",
+    ),
     ((VLLM, "train.device=cpu"), 8, None),
 ]
 

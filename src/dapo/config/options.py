@@ -165,7 +165,7 @@ class Config(Section):
     def conflict(self) -> str | None:
         """Return why options that `changed` has set do not fit the others; None if they do."""
         try:
-            self._sections_fit()
+            self._fitting()
         except ValueError as error:
             return str(error)
         return None
@@ -423,6 +423,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
+        return self._fitting()
+
+    def _fitting(self) -> Self:
+        """Return itself. Raises ValueError if options of different sections do not fit."""
         self._sizes_fit()
         self._loss_and_rate_fit()
         self._critic_and_prediction_fit()

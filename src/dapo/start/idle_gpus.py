@@ -36,6 +36,7 @@ def _ways(config: Config, gpus: int) -> Iterator[str]:
     ranks = config.distributed.trainer_ranks
     size = config.gpus_per_engine
     half = gpus // 2 // size * size
+    layouts: list[tuple[int, int, float | None, str]]
     if config.is_supervised:
         layouts = [(gpus, config.rollout.engines, None, "")]
     elif config.samples_ahead:
@@ -46,9 +47,12 @@ def _ways(config: Config, gpus: int) -> Iterator[str]:
     if not config.is_supervised:
         layouts.append((ranks, (gpus - ranks) // size, None, ""))
     for trainer_ranks, engines, part, note in layouts:
-        if engines < config.rollout.engines or trainer_ranks < ranks or engines * size < 1:
+        if engines < config.rollout.engines or trainer_ranks < ranks:
             continue
-        values = {"distributed.trainer_ranks": trainer_ranks, "rollout.engines": engines}
+        values: dict[str, float] = {
+            "distributed.trainer_ranks": trainer_ranks,
+            "rollout.engines": engines,
+        }
         changed = config.changed("rollout", engines=engines)
         changed = changed.changed("distributed", trainer_ranks=trainer_ranks, gpus_per_process=part)
         if changed.conflict() is not None or _used(changed, gpus) < gpus:
