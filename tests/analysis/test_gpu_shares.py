@@ -81,6 +81,7 @@ LAYOUTS: list[tuple[str, tuple[str, ...], int, bool]] = [
         True,
     ),
     ("dapo_32b", (*ALONE, "rollout.vllm.tensor_parallel=1", AUTO), 1, False),
+    ("dapo_32b", ("launcher=local", AUTO), 1, False),
     ("dapo_32b", ("launcher=local", AUTO), 8, False),
     (
         "dapo_32b",

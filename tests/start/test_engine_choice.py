@@ -13,7 +13,8 @@ from dapo.start import engine_choice
 from dapo.start.engine_choice import choose_engine
 from dapo.start.idle_gpus import idle_gpus
 from dapo.start.ignored_options import ignored_options
-from dapo.start.resolve import ASSUMED_GPU, resolve_auto
+from dapo.start.resolve import ASSUMED_GPU, machine_notes, resolve_auto
+from helpers.commands import run
 from helpers.paths import TINY
 from helpers.tables import for_each_row
 
@@ -206,6 +207,17 @@ def test_the_version_is_that_of_the_interpreter_that_runs_engines(
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
     assert vllm_version(tiny(VLLM, f"rollout.vllm.python={python}")) == "0.99.1"
+
+
+def test_another_version_is_named_at_the_start_and_by_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dapo.start.resolve.vllm_version", lambda config: "0.33.1")
+    sentence = untested_version("0.33.1")
+    assert machine_notes(tiny(VLLM, "train.device=cpu")) == [sentence]
+    assert machine_notes(tiny("rollout.engine=native", "train.device=cpu")) == []
+    output = run(capsys, "check", str(TINY), VLLM, "train.device=cpu")[1]
+    assert str(sentence) in " ".join(output.split())
 
 
 def test_an_assumed_gpu_has_what_a_start_would_ask_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
 from dapo.start.idle_gpus import idle_gpus
 from dapo.start.read import turn_end_notes
-from dapo.start.resolve import resolve_auto
+from dapo.start.resolve import machine_notes, resolve_auto
 from dapo.types import Problem
 
 
@@ -65,11 +65,13 @@ def estimate_of(
 
 
 def notes_of(estimate: ResourceEstimate) -> list[str]:
-    """Return what `auto` has chosen and why, and the GPUs that stay idle."""
+    """Return what `auto` has chosen and why, the GPUs that stay idle, and an untested engine."""
     notes = list(estimate.choices)
-    if estimate.profile.device == "gpu" and not estimate.config.uses_ray:
-        config = estimate.config.changed("train", device="cuda")
-        notes += idle_gpus(config, estimate.profile.devices_per_node)
+    profile = estimate.profile
+    if profile.is_here:
+        notes += machine_notes(estimate.config)
+    elif profile.device == "gpu" and not estimate.config.uses_ray:
+        notes += idle_gpus(estimate.config, profile.devices_per_node)
     return notes
 
 
