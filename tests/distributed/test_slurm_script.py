@@ -2,6 +2,7 @@
 commands (tests/helpers/fake_slurm); tests/distributed/test_slurm_cluster.py has a real Slurm.
 """
 
+import json
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from helpers.paths import TESTS
 from helpers.processes import is_alive, wait_until
 from helpers.run_files import new_run
 from helpers.slurm_cluster import processes_of
+from helpers.tables import for_each_row
 
 FAKE_SLURM = TESTS / "helpers" / "fake_slurm"
 TINY = str(paths.TINY)
@@ -397,6 +399,84 @@ def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
     code, out, err = run(capsys, "submit", TINY, "--run-dir", "runs/a")
     assert (code, out) == (2, "")
     assert f"was submitted already, as job 17; submit it again with `sbatch {folder}/job.sh`" in err
+
+
+PAPER = str(paths.CONFIGS / "dapo_32b.yaml")
+SEVEN = str(paths.CONFIGS / "dapo_7b.yaml")
+FULL = (PAPER, "--nodes", "16", "--gpus-per-node", "8")
+SIX = (PAPER, "--nodes", "22", "--gpus-per-node", "6")
+PAIRS = ("distributed.trainer_ranks=128", "rollout.engines=32")
+
+
+@for_each_row(
+    ["arguments", "words"],
+    [
+        (
+            [PAPER, "--nodes", "16"],
+            (
+                "distributed.trainer_ranks=64 rollout.engines=16 rollout.vllm.tensor_parallel=4"
+                " needs 128 GPUs, and the job requests none; add --gpus-per-node NUMBER, at least 8"
+                " for --nodes 16"
+            ),
+        ),
+        (
+            [PAPER, "--nodes", "8", "--gpus-per-node", "8"],
+            "needs 128 GPUs, and --nodes 8 --gpus-per-node 8 gives 64; request --nodes 16",
+        ),
+        (
+            [PAPER, "--nodes", "64", "--gpus-per-node", "2"],
+            "rollout.vllm.tensor_parallel=4: the GPUs of an engine are on one node, and --gpus-per-n",
+        ),
+        (
+            # of six GPUs of a node four are an engine's
+            [*SIX, "rollout.engines=16"],
+            None,
+        ),
+        (
+            [*SIX, "rollout.engines=23", "distributed.trainer_ranks=30"],
+            "--nodes 22 --gpus-per-node 6 has room for 22; set rollout.engines=22",
+        ),
+        ([*FULL], None),
+        ([PAPER, "--nodes", "16", "--sbatch=--gres=gpu:a100:8"], None),
+        ([PAPER, "--nodes", "2", "train.device=cpu"], None),
+        (
+            [*FULL, "distributed.gpus_per_process=0.5", *PAIRS],
+            None,
+        ),
+        (
+            [SEVEN, "--gpus-per-node", "4"],
+            (
+                "distributed.trainer_ranks=8 rollout.engines=8 needs 8 GPUs, and --nodes 1"
+                " --gpus-per-node 4 gives 4; request --gpus-per-node 8"
+            ),
+        ),
+        ([SEVEN, "--gpus-per-node", "8"], None),
+        # on two nodes ranks and engines do not share, unless an option says so
+        ([SEVEN, "--nodes", "2", "--gpus-per-node", "8"], None),
+        ([SEVEN, "--nodes", "2", "--gpus-per-node", "4"], "needs 16 GPUs"),
+        ([TINY, "--nodes", "3"], None),
+    ],
+)
+def test_what_the_gpus_of_a_job_cannot_place_is_refused_before_it_waits_in_a_queue(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str | None
+):
+    code, _, err = run(capsys, "submit", *arguments, "--dry-run")
+    if words is None:
+        assert code == 0, err
+    else:
+        assert code == 2
+        assert words in " ".join(err.split())
+
+
+def test_gpus_that_a_job_would_leave_idle_are_named(capsys: pytest.CaptureFixture[str]):
+    arguments = ["submit", SEVEN, "--nodes", "4", "--gpus-per-node", "8", "--dry-run"]
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["notes"] == [
+        "16 of 32 GPUs are used; to use all: distributed.trainer_ranks=32 rollout.engines=32"
+        " distributed.gpus_per_process=0.5 (all sample and update in turn), or rollout.engines=24"
+    ]
+    assert "  note             16 of 32 GPUs are used; " in run(capsys, *arguments)[2]
 
 
 def test_a_run_is_submitted_to_be_continued_with_other_options(

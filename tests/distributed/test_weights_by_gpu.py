@@ -16,7 +16,7 @@ from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.libs.vllm_weights import WeightSender, WeightTransfer, chunks
-from dapo.libs.vllm_weights.sender import ALLOCATOR, plain_segments
+from dapo.libs.vllm_weights.sender import plain_segments
 from dapo.policy.hf_io import layout_of
 from dapo.types import GenerationRequest
 from helpers.file_group import FileGroup
@@ -183,32 +183,22 @@ def test_trainer_ranks_that_could_send_their_weights_write_a_file_wherever_one_i
 
 
 @pytest.mark.parametrize(
-    ("environment", "settings"),
-    [
-        ({}, None),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, None),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
-        # torch reads the first of both
-        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
-    ],
+    "settings", ["", "max_split_size_mb:64", "expandable_segments:True,max_split_size_mb:64"]
 )
 def test_a_buffer_has_plain_segments_and_what_comes_after_it_those_of_before(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], settings: str | None
+    monkeypatch: pytest.MonkeyPatch, settings: str
 ) -> None:
-    for name in ALLOCATOR:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    changes: list[str] = []
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", changes.append)
+    """By the settings in force, from the environment or from the process itself."""
+    in_force = [settings]
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: in_force[-1])
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", in_force.append)
+    within = "expandable_segments:False" if "expandable" in settings else settings
     for error in (None, torch.OutOfMemoryError("no room for the buffer")):
-        changes.clear()
         try:
             with plain_segments():
-                assert changes == ([] if settings is None else ["expandable_segments:False"])
+                assert in_force[-1] == within
                 if error is not None:
                     raise error
         except torch.OutOfMemoryError:
             pass
-        assert changes[1:] == ([] if settings is None else [settings])
+        assert in_force[-1] == settings

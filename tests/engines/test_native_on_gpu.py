@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 
-from dapo.config.rollout_options import NativeConfig
+from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.engines.native import attention, decode_graphs
 from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.decode_graphs import padded_rows
 from dapo.engines.native.device_memory import CACHE_SHARE, CudaMemory, cache_token_bound, step_bytes
-from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.engine import NativeEngine, open_native_engine
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
 from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
@@ -267,6 +267,10 @@ def test_a_gpu_computes_fused_layers_and_attends_by_lengths_where_a_kernel_does(
         )
         assert chosen(torch.float32) == masked
         assert chosen(torch.bfloat16, head_dim=20) == masked  # not a multiple of 8
+        for clock, splits in (("history", 1), (None, 1), ("load", None)):
+            model: Any = fake_model("llama", dtype=torch.bfloat16)
+            engine = open_native_engine(RolloutConfig(clock=clock), model)
+            assert engine._forward.model_kernels.num_splits == splits
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

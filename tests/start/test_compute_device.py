@@ -13,12 +13,20 @@ from benchmarks import gpu_acceptance
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
+from dapo.distributed.launch import ALLOCATOR_VARIABLES
 from dapo.policy import model
+from dapo.start.read import read_model_and_encoder
 from dapo.start.resolve import ComputeDevice, require_hardware, resolve_auto, trainer_gpu
 from helpers.commands import run
 from helpers.paths import TINY
+from helpers.tables import for_each_row
 
-KNOWN = ("data.train=builtin:sums", "train.microbatch_tokens=1024", "train.recompute=false")
+KNOWN = (
+    "data.train=builtin:sums",
+    "train.microbatch_tokens=1024",
+    "train.recompute=false",
+    "rollout.engine=native",
+)
 
 
 def tiny(*overrides: str) -> Config:
@@ -155,6 +163,47 @@ def test_a_resolved_configuration_does_not_depend_on_this_machine(
     resolved = resolve_auto(tiny("model.dtype=auto"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_auto(resolved) == resolved  # read where there is no GPU
+
+
+@for_each_row(
+    ["options", "device", "training", "variable", "expected"],
+    [
+        ((), "cuda", True, None, ["expandable_segments:True"]),
+        (("rollout.engines=1",), "cuda", True, None, ["expandable_segments:True"]),
+        ((), "cpu", True, None, []),
+        # an evaluation trains nothing; ranks are processes with variables of their own
+        ((), "cuda", False, None, []),
+        (("distributed.trainer_ranks=2",), "cuda", True, None, []),
+        ((), "cuda", True, "max_split_size_mb:64", []),
+    ],
+)
+def test_the_process_that_trains_on_a_gpu_has_segments_that_grow_unless_the_user_says_otherwise(
+    options: tuple[str, ...],
+    device: str,
+    training: bool,
+    variable: str | None,
+    expected: list[str],
+) -> None:
+    settings: list[str] = []
+
+    class ReadLater(Exception):
+        """Ends the start where the model's weights would be read."""
+
+    def read_later(*_: object) -> None:
+        raise ReadLater
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ALLOCATOR_VARIABLES:
+            patch.delenv(name, raising=False)
+        if variable is not None:
+            patch.setenv("PYTORCH_ALLOC_CONF", variable)
+        patch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+        patch.setattr("dapo.start.read.read_model", read_later)
+        patch.setattr("dapo.start.read.device_for_inputs", lambda *_, **__: device)
+        config = tiny(*options).changed("train", device=device)
+        with pytest.raises(ReadLater):
+            read_model_and_encoder(config, None, training=training)
+    assert settings == expected
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_commands_of_seconds_print_what_the_pages_show(
             commands.append(shown.command)
             assert outputs.difference(shown, text) == ""
     assert [command.split()[1] for command in commands] == [
-        "compare", "check", "check", "check", "data", "test",
+        "compare", "check", "check", "check", "check", "data", "test",
     ]  # fmt: skip
 
 

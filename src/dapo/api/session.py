@@ -83,6 +83,8 @@ class Session(AbstractContextManager["Session"]):
         code: Sequence[CodeWriter] = (),
     ) -> None:
         """Load the model. `data` and `reward` are the defaults of `collect`."""
+        if config.rollout.engine == "auto":
+            config = config.changed("rollout", engine="native")
         _require_one_process(config)
         require_hardware(config)
         self.config = resolve_auto(config, log=print_text)

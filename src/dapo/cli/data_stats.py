@@ -93,7 +93,7 @@ def model_pass_rates(
         run_options,
     )
     from dapo.start.read import read_model_and_prompts, require_fit
-    from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
+    from dapo.start.resolve import device_for_inputs, resolve_engine, resolve_sampling
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [
@@ -103,7 +103,7 @@ def model_pass_rates(
     ]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
-    config = resolve_auto(config, training=False)
+    config = resolve_sampling(config)
     loaded, encoder = read_model_and_prompts(
         config, device_for_inputs(config, training=False) if samples else "meta"
     )

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dapo.distributed.slurm.job import (
     submit,
 )
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
+from dapo.start.idle_gpus import idle_gpus
 
 JOBS = "jobs"  # the file with the ids of a script's jobs, one per line
 
@@ -59,6 +61,11 @@ def submit_run(
     source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)
     config = load_config(source, overrides)
     list(explain(config))  # reads local data, and so finds its errors
+    use_ray = needs_ray(config, allocation)
+    placed = config
+    if use_ray and not config.uses_ray:
+        placed = config.model_copy(update={"launcher": "ray:auto"})
+    require_placeable(placed, allocation)
     new = run_dir or default_run_path(source, datetime.now())
     run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
@@ -66,7 +73,7 @@ def submit_run(
         config=folder_of(run_dir) / "config.yaml",
         work_dir=Path.cwd(),
         python=Path(sys.executable),
-        use_ray=needs_ray(config, allocation),
+        use_ray=use_ray,
         # a new run's are in its config
         overrides=(*(["--trust"] if trust else []), *overrides) if is_run else (),
         setup=setup,
@@ -75,6 +82,7 @@ def submit_run(
     report = {
         "run": str(run_dir),
         "nodes": allocation.nodes,
+        "notes": idle_gpus(placed, allocation.gpus or 0),
         "script": script,
         "script_path": None,
         "job": None,
@@ -101,10 +109,12 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
     The script of a dry run is alone on the standard output, for a file.
     """
+    notes = "".join(f"  note             {note}\n" for note in report["notes"])
     if report["job"] is None:
         folder = folder_of(Path(report["run"]))
         print_text(
             f"dry run, nothing is written or submitted: {plural(report['nodes'], 'node')}\n"
+            f"{notes}"
             f"  run              {report['run']}\n"
             f"  folder           {folder}, for job.sh and its log\n"
             f"  command          sbatch {shlex.quote(str(folder / 'job.sh'))}\n"
@@ -116,6 +126,7 @@ def print_submission(report: Mapping[str, Any]) -> None:
     number = report["job"]
     print_text(
         f"job {number}: {plural(report['nodes'], 'node')}, run {report['run']}\n"
+        f"{notes}"
         f"  log              {report['log']}\n"
         f"  script           {report['script_path']}\n"
         f"  stop it, saved   scancel --batch --signal=TERM {number}\n"
@@ -134,6 +145,51 @@ def _write(job: Job, script: str, config: Config | None) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot write to {job.folder}: {error.strerror}") from None
     return path
+
+
+def require_placeable(config: Config, allocation: Allocation) -> None:
+    """Raise ConfigError if the processes of a run have no place on the GPUs of an allocation."""
+    if config.train.device == "cpu" or allocation.gpus is None:
+        return
+    gpus = allocation.gpus
+    per_node = allocation.gpus_per_node
+    size = config.gpus_per_engine
+    parts = [f"distributed.trainer_ranks={config.distributed.trainer_ranks}"]
+    if config.engine_processes:
+        parts.append(f"rollout.engines={config.engine_processes}")
+    if size > 1:
+        parts.append(f"rollout.vllm.tensor_parallel={size}")
+    needed = config.gpus_needed
+    demand = f"{' '.join(parts)} needs {plural(needed, 'GPU')}"
+    if not gpus:
+        named = config.train.device == "cuda" or config.rollout.engine == "vllm"
+        if named or config.distributed.gpus_per_process:
+            raise ConfigError(
+                f"{demand}, and the job requests none; add --gpus-per-node NUMBER, at least"
+                f" {ceil(needed / allocation.nodes)} for --nodes {allocation.nodes}, or set"
+                " train.device=cpu"
+            )
+        return
+    if size > per_node:
+        raise ConfigError(
+            f"rollout.vllm.tensor_parallel={size}: the GPUs of an engine are on one node, and"
+            f" --gpus-per-node {per_node} gives {per_node}; lower the former or raise the latter"
+        )
+    if needed > gpus:
+        fitting = f"request --nodes {ceil(needed / per_node)}, or lower those options"
+        if not config.uses_ray:
+            fitting = f"request --gpus-per-node {needed}, or lower those options"
+        raise ConfigError(
+            f"{demand}, and --nodes {allocation.nodes} --gpus-per-node {per_node} gives {gpus};"
+            f" {fitting}"
+        )
+    places = allocation.nodes * (per_node // size)
+    if config.uses_ray and config.rollout.engine == "vllm" and config.engine_processes > places:
+        raise ConfigError(
+            f"rollout.engines={config.engine_processes} of {size} GPUs, each on one node:"
+            f" --nodes {allocation.nodes} --gpus-per-node {per_node} has room for {places}; set"
+            f" rollout.engines={places}, or request more nodes"
+        )
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:

@@ -145,6 +145,31 @@ class Config(Section):
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
 
+    def without_trainer(self, gpus: int | None) -> Self:
+        """Return the options of an evaluation, which counts its engines only.
+
+        Args:
+            gpus: the GPUs that engines of this machine have; None: no limit is known. There are no
+                more engines than have GPUs of their own.
+        """
+        part = self.distributed.gpus_per_process
+        # an engine that took its GPUs in turn with its ranks has them for itself
+        if self.uses_ray and self.gpu_shares(0).is_paired:
+            part = None
+        config = self.changed("distributed", trainer_ranks=0, gpus_per_process=part)
+        if not gpus or self.uses_ray:
+            return config
+        most = max(1, gpus // self.gpus_per_engine)
+        return config.changed("rollout", engines=min(self.rollout.engines, most))
+
+    def conflict(self) -> str | None:
+        """Return why options that `changed` has set do not fit the others; None if they do."""
+        try:
+            self._fitting()
+        except ValueError as error:
+            return str(error)
+        return None
+
     def value_of(self, name: str) -> Any:
         """Return the value of an option or of a property by its dotted name."""
         value: Any = self
@@ -255,7 +280,7 @@ class Config(Section):
     @property
     def uses_plugin_engine(self) -> bool:
         """True if another package brings the engine."""
-        return self.rollout.engine not in OWN_ENGINES
+        return self.rollout.engine not in (*OWN_ENGINES, "auto")
 
     @property
     def reuses_samples(self) -> bool:
@@ -333,6 +358,19 @@ class Config(Section):
             return self.distributed.trainer_ranks + engines * self.gpus_per_engine
         return 1
 
+    @property
+    def gpus_needed(self) -> int:
+        """The least number of GPUs on which all processes that compute have their place."""
+        ranks = self.distributed.trainer_ranks
+        if not self.uses_ray:
+            return max(ranks, self.gpus_per_engine)
+        part = self.distributed.gpus_per_process
+        if part is None:
+            return ranks + self.engine_processes * self.gpus_per_engine
+        if self.gpu_shares(0).is_paired:
+            return ranks
+        return ceil(part * (ranks + self.engine_processes))
+
     def gpu_shares(self, gpus: int) -> GpuShares:
         """Return how `gpus` of this machine are shared: by all processes, or by none."""
         ranks = self.distributed.trainer_ranks
@@ -347,15 +385,21 @@ class Config(Section):
         else:
             is_shared = self.gpus_wanted > gpus
             is_paired = ranks >= gpus
-            per_gpu = (1, 1)
+            per_gpu = (min(ranks, 1), 1)
             if is_shared:
                 per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)]
+        has_trainer = ranks > 0  # an evaluation has none
         # else the policy changes while a lost engine would need the weights of the step before
-        alternates = not self.samples_ahead and is_shared and (is_paired or not self.uses_ray)
+        alternates = (
+            has_trainer
+            and not self.samples_ahead
+            and is_shared
+            and (is_paired or not self.uses_ray)
+        )
         transfer: Literal["nccl", "ipc"] | None = None
         # torch counts one reader of a buffer that processes share: a second one would keep the
         # buffer from being freed
-        can_send = not is_shared or (is_paired and per_gpu[1] <= 1)
+        can_send = has_trainer and (not is_shared or (is_paired and per_gpu[1] <= 1))
         if not self.samples_ahead and self.rollout.engine_kind.receives_weights and can_send:
             transfer = "ipc" if is_shared else "nccl"
         return GpuShares(per_gpu[0], per_gpu[1], is_shared, is_paired, alternates, transfer)
@@ -379,6 +423,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
+        return self._fitting()
+
+    def _fitting(self) -> Self:
+        """Return itself. Raises ValueError if options of different sections do not fit."""
         self._sizes_fit()
         self._loss_and_rate_fit()
         self._critic_and_prediction_fit()

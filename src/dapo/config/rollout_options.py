@@ -26,8 +26,11 @@ from dapo.config.vllm_arguments import checked_arguments
 if TYPE_CHECKING:
     EngineName: TypeAlias = str
 else:
-    EngineName = Literal[tuple(ENGINES)]
+    EngineName = Literal["auto", *ENGINES]
 
+# rollout.native.slots: auto
+CPU_SLOTS = 64
+GPU_SLOTS = 512
 
 ClockKind: TypeAlias = Literal["history", "load"]
 
@@ -35,10 +38,11 @@ ClockKind: TypeAlias = Literal["history", "load"]
 class NativeConfig(Section):
     """Options of the native engine (`rollout.native`)."""
 
-    slots: Positive = option(
-        64,
+    slots: Annotated[Positive | None, Auto] = option(
+        None,
         "Sequences that each engine decodes at a time; responses of a group with equal tokens so"
-        " far count once.",
+        f" far count once. none or auto: {CPU_SLOTS} on a CPU; on a GPU as many as its memory has"
+        f" room for, at most {GPU_SLOTS}.",
         le=16384,
         unit="sequences",
     )
@@ -48,6 +52,12 @@ class NativeConfig(Section):
         " layers: compiled: fused work between products. none or auto: the fastest of each shape,"
         " timed at the start, and these.",
     )
+
+    def slots_on(self, device_type: str) -> int:
+        """Return the value of `slots` on a device, `cpu` or `cuda`."""
+        if self.slots is not None:
+            return self.slots
+        return CPU_SLOTS if device_type == "cpu" else GPU_SLOTS
 
 
 class VllmConfig(Section):
@@ -82,7 +92,12 @@ def _no_arrival(value: object) -> object:
 
 
 class RolloutConfig(Section):
-    engine: EngineName = option("native", "The engine that samples responses.")
+    engine: EngineName = option(
+        "auto",
+        "The engine that samples responses. auto: vllm on a GPU where it is installed and responses"
+        " or the model are long or large enough for it to be faster, else native; chosen at the"
+        " start.",
+    )
     engines: Int = option(
         0,
         "Engine processes. 0: the training process also samples (vllm always has its own process).",
@@ -132,7 +147,8 @@ class RolloutConfig(Section):
 
     @property
     def engine_kind(self) -> EngineKind:
-        return ENGINES[self.engine]
+        """The row of the engine; before `auto` is resolved that of native, which runs anywhere."""
+        return ENGINES["native" if self.engine == "auto" else self.engine]
 
     @property
     def slots(self) -> int | None:
@@ -156,6 +172,8 @@ class RolloutConfig(Section):
     @property
     def engine_options(self) -> Any:
         """The engine's own section; for an engine of another package `rollout.options`."""
+        if self.engine == "auto":
+            return self.native
         return getattr(self, self.engine) if self.engine in OWN_ENGINES else self.options
 
 

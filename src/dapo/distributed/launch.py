@@ -53,6 +53,17 @@ def allocator_environment(config: Config) -> dict[str, str]:
     return {ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}
 
 
+def use_expandable_segments(config: Config) -> None:
+    """Set torch's allocator in this process, which trains on a GPU, as workers have it.
+
+    Environment variables would reach the engines, too, of which vLLM's may not have it.
+    """
+    import torch
+
+    for settings in allocator_environment(config).values():
+        torch._C._accelerator_setAllocatorSettings(settings)
+
+
 def wait_until_ready(
     future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str
 ) -> Any:

@@ -251,11 +251,11 @@ class TrainerMemory:
 def trainer_bytes(shares: GpuShares, capacity: float, memory: TrainerMemory | None) -> float:
     """Return the bytes of a GPU that each trainer rank may fill; `memory` None: sizes unknown."""
     if shares.alternates:
-        return (capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
+        return max(0.0, capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
     if shares.is_shared and memory is not None:
         held = memory.paged_engine_bytes()
         if held is not None:
-            return (capacity - shares.engines * held) / shares.trainers
+            return max(0.0, capacity - shares.engines * held) / shares.trainers
     return capacity / shares.processes
 
 

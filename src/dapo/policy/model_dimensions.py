@@ -28,6 +28,7 @@ _FIELDS = (
 PUBLISHED: Mapping[str, tuple[Any, ...]] = {
     "smollm2-135m-instruct": ("llama", 576, 1536, 30, 9, 3, 49152, True, 8192),
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 4864, 24, 14, 2, 151936, True, 32768),
+    "Qwen/Qwen2.5-7B": ("qwen2", 3584, 18944, 28, 28, 4, 152064, False, 131072),
     "Qwen/Qwen2.5-32B": ("qwen2", 5120, 27648, 64, 40, 8, 152064, False, 131072),
 }
 """The sizes in the config.json of shipped configurations' models, to check them offline."""

@@ -17,7 +17,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.start.evaluate import open_engine_sampler
 from dapo.start.model_choice import ModelChoice, choose_model
 from dapo.start.read import read_model_and_prompts
-from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
+from dapo.start.resolve import device_for_inputs, resolve_engine, resolve_sampling
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
@@ -68,7 +68,7 @@ class OpenModel:
     def __init__(self, choice: ModelChoice) -> None:
         """Load the model with its tokenizer. Raises ConfigError if there is no such model."""
         self.choice = choice
-        config = resolve_auto(choice.config, training=False)
+        config = resolve_sampling(choice.config)
         self._loaded, self.encoder = read_model_and_prompts(
             config, device_for_inputs(config, training=False)
         )

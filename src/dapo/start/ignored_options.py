@@ -22,7 +22,8 @@ def ignored_options(config: Config) -> Iterator[str]:
             continue
         required, _, expected = condition.partition("=")
         value = config.value_of(required)
-        is_met = value == expected if expected else bool(value)
+        # `auto` is not chosen yet
+        is_met = value in (expected, "auto") if expected else bool(value)
         if not is_met:
             label = f"{name}.*" if section_in(info.annotation) else name
             reason = f"{required} is {'not set' if value is None else option_text(value)}"

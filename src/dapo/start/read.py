@@ -14,6 +14,7 @@ from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
+from dapo.distributed.launch import use_expandable_segments
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.policy.model import (
@@ -185,6 +186,8 @@ def read_model_and_encoder(
     The last is None without `environment`. Raises ConfigError or DataError.
     """
     assert (environment is None) != config.plays_episodes, "the environment is started"
+    if training and not config.uses_trainer_group and config.train.device == "cuda":
+        use_expandable_segments(config)
     loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
     episodes: Episodes | AgentEpisodes | None = None
     if environment is None:

@@ -18,6 +18,8 @@ from dapo.core.memory import GIB
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.launch import gpus_per_worker
 from dapo.distributed.protocol import WorkerSpec
+from dapo.engines.vllm.package import TESTED
+from dapo.engines.vllm.version import installed_version, untested_version, vllm_version
 from dapo.policy.memory_model import (
     FreeMemory,
     ResponseLengths,
@@ -28,6 +30,8 @@ from dapo.policy.memory_model import (
 from dapo.policy.model import device_of
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 from dapo.start.check import Checked, UserCode
+from dapo.start.engine_choice import choose_engine
+from dapo.start.idle_gpus import idle_gpus
 
 
 @dataclass(frozen=True)
@@ -39,25 +43,34 @@ class ComputeDevice:
     # in hardware; without it bfloat16 is several times slower than float32
     multiplies_bfloat16: bool
     memory: float = 0.0  # bytes of a GPU
+    vllm: str | None = None  # the version of vLLM in the process's environment
 
     @classmethod
     def of_this_process(cls, device: str) -> "ComputeDevice":
         """Return the device of `train.device` here: of several GPUs the least capable."""
         if device_of(device) == "cpu":
-            return cls("cpu", cpu_model(), _has_bfloat16_instructions())
+            return cls("cpu", cpu_model(), _has_bfloat16_instructions(), vllm=installed_version())
         capability, index = min(
             (torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count())
         )
         gpu = torch.cuda.get_device_properties(index)
         name = f"{gpu.name}, compute capability {capability[0]}.{capability[1]}"
-        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, gpu.total_memory)
+        return cls(
+            "cuda",
+            name,
+            capability >= BFLOAT16_CAPABILITY,
+            gpu.total_memory,
+            vllm=installed_version(),
+        )
 
     def report(self) -> "ComputeDevice":
         """Return itself: the answer of a process that was started to describe its device."""
         return self
 
 
-ASSUMED_GPU = ComputeDevice("cuda", "assumed: this machine has no GPU", True, memory=80.0 * GIB)
+ASSUMED_GPU = ComputeDevice(
+    "cuda", "assumed: this machine has no GPU", True, memory=80.0 * GIB, vllm=TESTED
+)
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,15 @@ def resolve(checked: Checked, *, training: bool = True) -> Resolved:
     """Replace `auto` by its value on this machine. Raises ConfigError if it lacks hardware."""
     notes = list(checked.notes)
     require_hardware(checked.config, training=training)
-    config = resolve_auto(checked.config, training=training, log=notes.append)
-    return Resolved(config, checked.code, training, notes if training else [])
+    if not training:
+        return Resolved(resolve_sampling(checked.config), checked.code, training, [])
+    config = resolve_auto(checked.config, log=notes.append)
+    return Resolved(config, checked.code, training, [*notes, *machine_notes(config)])
+
+
+def resolve_sampling(config: Config) -> Config:
+    """Replace `auto` for an evaluation on this machine, whose engines have it for themselves."""
+    return resolve_auto(config.without_trainer(torch.cuda.device_count()), training=False)
 
 
 def require_hardware(config: Config, *, training: bool = True) -> None:
@@ -87,6 +107,12 @@ def require_hardware(config: Config, *, training: bool = True) -> None:
             f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here,"
             f" because NCCL takes one rank per GPU; set distributed.trainer_ranks={gpus}, or"
             " launcher=ray:HOST:PORT for a cluster with more"
+        )
+    wanted = config.gpus_per_engine
+    if not config.uses_ray and device_of(config.train.device) == "cuda" and wanted > gpus:
+        raise ConfigError(
+            f"rollout.vllm.tensor_parallel={wanted}: expected at most {gpus}, the number of GPUs"
+            f" here; set rollout.vllm.tensor_parallel={gpus}"
         )
     if (require := config.rollout.engine_kind.require) is not None:
         pkgutil.resolve_name(require)(config)
@@ -108,10 +134,13 @@ def resolve_auto(
     are resolved, too (`train.microbatch_tokens` and `train.recompute`). `log` gets a line per
     choice that needs a reason; ConfigError is raised if an update does not fit on the GPU.
     """
+    if config.rollout.engine == "auto" and config.train.device == "cpu":
+        config = config.changed("rollout", engine="native")
     has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
     chooses_order = config.rollout.engine == "vllm" and config.rollout.clock is None
     is_open = (
         config.model.dtype == "auto"
+        or config.rollout.engine == "auto"
         or not has_sizes
         or (config.train.device == "auto" and not config.uses_ray)
     )
@@ -121,22 +150,8 @@ def resolve_auto(
     device = _compute_device(config, cuda)
     if not config.uses_ray:
         config = config.changed("train", device=device.type)
-    if config.model.dtype == "auto":
-        config = config.changed(
-            "model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32"
-        )
-        if device.type == "cuda" and not device.multiplies_bfloat16:
-            log(
-                f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which"
-                " need compute capability 8.0"
-            )
-    if chooses_order:
-        config = config.changed("rollout", clock="history" if device.type == "cpu" else "load")
-        if device.type == "cuda":
-            log(
-                "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next"
-                " step ahead"
-            )
+    config = _with_dtype(config, device, log)
+    config = _with_engine(config, device, log, training=training)
     config = resolve_auto_verifier(config)
     if not has_sizes:
         dimensions = None
@@ -150,6 +165,61 @@ def resolve_auto(
         if reason is not None:
             log(reason)
     return config
+
+
+def _with_dtype(config: Config, device: ComputeDevice, log: Callable[[str], None]) -> Config:
+    """Resolve `model.dtype`."""
+    if config.model.dtype != "auto":
+        return config
+    if device.type == "cuda" and not device.multiplies_bfloat16:
+        log(
+            f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which"
+            " need compute capability 8.0"
+        )
+    return config.changed("model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32")
+
+
+def _with_engine(
+    config: Config, device: ComputeDevice, log: Callable[[str], None], *, training: bool
+) -> Config:
+    """Resolve `rollout.engine`, and of the engine `rollout.native.slots` or `rollout.clock`."""
+    if config.rollout.engine == "auto" and device.type == "cpu":
+        config = config.changed("rollout", engine="native")
+    elif config.rollout.engine == "auto":
+        dimensions = find_dimensions(config.model)
+        choice = choose_engine(
+            config,
+            has_vllm=device.vllm is not None or config.rollout.vllm.python is not None,
+            parameters=None if dimensions is None else dimensions.parameters,
+            training=training,
+            is_here=device is not ASSUMED_GPU and not config.uses_ray,
+        )
+        config = config.changed("rollout", engine=choice.engine)
+        log(choice.reason)
+    rollout = config.rollout
+    if rollout.engine == "native":
+        slots = rollout.native.slots_on(device.type)
+        native = rollout.native.model_copy(update={"slots": slots})
+        return config.changed("rollout", native=native)
+    if rollout.engine != "vllm" or rollout.clock is not None:
+        return config
+    if device.type == "cuda":
+        log(
+            "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next"
+            " step ahead"
+        )
+    return config.changed("rollout", clock="history" if device.type == "cpu" else "load")
+
+
+def machine_notes(config: Config) -> list[str]:
+    """Return lines on what of this machine a run leaves idle, and on an untested engine."""
+    notes = []
+    if config.train.device == "cuda" and not config.uses_ray:
+        notes += idle_gpus(config, torch.cuda.device_count())
+    if config.rollout.engine == "vllm" and not config.uses_ray:
+        version = untested_version(vllm_version(config))
+        notes += [] if version is None else [version]
+    return notes
 
 
 def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:

@@ -118,9 +118,10 @@ def new_run(
         set_to_fit: options in the command that were computed, for the manifest.
     """
     started = datetime.now(UTC)
-    unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
-    checked = replace(checked, notes=[*checked.notes, *unused])
-    inputs = _read(resolve(with_exported_runs(checked)), data)
+    resolved = resolve(with_exported_runs(checked))
+    # of the engine that `auto` became
+    unused = [f"without effect: {line}" for line in ignored_options(resolved.config)]
+    inputs = _read(replace(resolved, notes=[*unused, *resolved.notes]), data)
     _try_environment(inputs)
     config = inputs.config
     manifest = make_manifest(

@@ -4,6 +4,7 @@ The inputs are a configuration, the model's sizes, and a profile of the hardware
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal, Self
 import torch
 
 from dapo.config import Config, GpuShares
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.memory import GIB
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
@@ -81,6 +83,8 @@ class ResourceEstimate:
     config: Config
     dimensions: ModelDimensions
     profile: HardwareProfile
+    choices: Sequence[str] = ()
+    """The lines of `resolve_auto`: the options that it chose, with reasons."""
 
     def changed(self, section: str, **values: Any) -> Self:
         return replace(self, config=self.config.changed(section, **values))
@@ -112,7 +116,7 @@ class ResourceEstimate:
         shares = self.shares
         capacity = self.profile.memory_gib * GIB
         resident = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
-        return (capacity - resident) / shares.sampling
+        return max(0.0, capacity - resident) / shares.sampling
 
     @property
     def devices(self) -> int:
@@ -176,8 +180,11 @@ class ResourceEstimate:
     @property
     def cache_limit(self) -> float | None:
         """The value of the option that bounds the engine's cache; None: no bound is set."""
+        options = self.config.rollout.engine_options
+        if isinstance(options, NativeConfig):
+            return options.slots_on("cpu" if self.profile.device == "cpu" else "cuda")
         name = self.config.rollout.engine_kind.cache_option
-        return None if name is None else getattr(self.config.rollout.engine_options, name)
+        return None if name is None else getattr(options, name)
 
     @property
     def load_read_bytes(self) -> float:

@@ -54,6 +54,15 @@ class CheckedFacts:
         return [problem for facts in self.data for problem in facts.problems or ()]
 
     @property
+    def notes(self) -> list[str]:
+        """What `auto` has chosen for this machine, and what of it stays idle."""
+        if self.estimate is None:
+            return []
+        from dapo.analysis.check.report import notes_of
+
+        return notes_of(self.estimate)
+
+    @property
     def eval_problems(self) -> int | None:
         """The number of evaluation problems; None if there are none or they are not here."""
         counts = [
@@ -167,7 +176,7 @@ def check_as_json(facts: CheckedFacts) -> dict[str, Any]:
             {"option": name, "value": value, "paper": paper}
             for name, value, paper in changed_paper_values(config)
         ],
-        "notes": list(describe_prompts(config, facts.problems)),
+        "notes": [*describe_prompts(config, facts.problems), *facts.notes],
         "estimate": None if facts.estimate is None else _estimate_json(facts.estimate),
         "disk_bytes": facts.disk(),
         "problems": list(facts.faults),

@@ -16,8 +16,9 @@ from dapo.policy.lora import adapted_layers
 from dapo.policy.memory_model import FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
+from dapo.start.idle_gpus import idle_gpus
 from dapo.start.read import turn_end_notes
-from dapo.start.resolve import resolve_auto
+from dapo.start.resolve import machine_notes, resolve_auto
 from dapo.types import Problem
 
 
@@ -35,9 +36,12 @@ def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]
             yield from _adapters_of_layers(config.model, config.model.lora)
         return
     yield from _processes(estimate)
+    notes = notes_of(estimate)
     if line is not None:
+        notes.append(line)
+    if notes:
         yield ""
-        yield line
+        yield from notes
     yield ""
     yield from _memory(estimate)
     yield ""
@@ -54,8 +58,22 @@ def estimate_of(
     dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
-    resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
-    return resolve_estimate(ResourceEstimate(resolved, dimensions, profile))
+    choices = list[str]()
+    resolved = resolve_auto(
+        config, cuda=profile.device == "gpu", training=False, log=choices.append
+    )
+    return resolve_estimate(ResourceEstimate(resolved, dimensions, profile, choices))
+
+
+def notes_of(estimate: ResourceEstimate) -> list[str]:
+    """Return what `auto` has chosen and why, the GPUs that stay idle, and an untested engine."""
+    notes = list(estimate.choices)
+    profile = estimate.profile
+    if profile.is_here:
+        notes += machine_notes(estimate.config)
+    elif profile.device == "gpu" and not estimate.config.uses_ray:
+        notes += idle_gpus(estimate.config, profile.devices_per_node)
+    return notes
 
 
 def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
@@ -343,7 +361,8 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
             f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads}"
             f" query and {dimensions.kv_heads} key-value heads"
         )
-    if estimate.cache_tokens < estimate.sequence_tokens:
+    # an engine without any cache is named above
+    if 0 < estimate.cache_tokens < estimate.sequence_tokens:
         gibibytes = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
@@ -420,7 +439,12 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
     elif remaining <= 0:
         requirement = f"{_gib(total - cache)} before any cache"
-        if hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
+        if estimate.shares.alternates and total - cache < estimate.profile.memory_gib * GIB:
+            fix = (
+                "trainer ranks keep the rest; raise distributed.trainer_ranks where there are more"
+                " GPUs, or train adapters (model.lora)"
+            )
+        elif hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
             fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
     yield f"a GPU of an engine needs {requirement}, and {_gib(available)} are available: {fix}"
 

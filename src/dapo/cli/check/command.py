@@ -103,6 +103,7 @@ def _print_lines(
         lines = list(in_short(config, facts.data, facts.num_removed))
         # the first note names the end tokens, which are right where nothing follows
         lines += notes[1:]
+        lines += facts.notes
     if measured is not None:
         from dapo.cli.check.probe import describe_probe, summarize_probe
 

@@ -32,6 +32,13 @@ class Allocation:
     stop_before_s: int = 120
     options: tuple[str, ...] = ()  # further options of sbatch, `--qos=high`
 
+    @property
+    def gpus(self) -> int | None:
+        """The GPUs of the job; None where `options` request them, in one of Slurm's many ways."""
+        if any("gpu" in option or "gres" in option for option in self.options):
+            return None
+        return self.nodes * self.gpus_per_node
+
 
 @dataclass(frozen=True)
 class Job:

@@ -85,15 +85,16 @@ class NativeEngine(EngineState):
         """
         super().__init__(version=0)
         model.eval().requires_grad_(False)
+        slots = config.slots_on(model.device.type)
         self._forward = patch_model(
             model,
-            rows=config.slots,
+            rows=slots,
             kernels=config.kernels or DEFAULT_KERNELS,
             reproducible=reproducible,
             model_kernels=model_kernels,
         )
         self._scheduler = Scheduler(
-            config.slots,
+            slots,
             max_positions=getattr(model.config, "max_position_embeddings", None),
             vocabulary=self._forward.vocabulary,
             shares_prompts=self._forward.shares_prompts,
@@ -621,8 +622,7 @@ def open_native_engine(
     memory = None
     if model.device.type == "cuda":
         memory = CudaMemory(model.device, processes=gpu_processes)
-    # one process has no load to balance
-    reproducible = rollout.is_reproducible or not rollout.engines
+    reproducible = rollout.is_reproducible
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 

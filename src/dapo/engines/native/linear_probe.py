@@ -49,7 +49,7 @@ Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[
 def resolve_kernels(
     options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str
 ) -> NativeConfig:
-    """Resolve `rollout.native.kernels`: the fastest and compiled layers on a CPU, else none.
+    """Resolve `rollout.native.slots`, and `kernels`: the fastest on a CPU, else none.
 
     Args:
         options: the section `rollout.native`.
@@ -57,12 +57,14 @@ def resolve_kernels(
         dtype: the type of its weights.
         device: `cpu` or `cuda`.
     """
+    slots = options.slots_on(device)
+    options = options.model_copy(update={"slots": slots})
     if options.kernels is not None:
         return options
     kernels: dict[str, str] = {}
     if device == "cpu":
         shapes = linear_shapes(model)
-        kernels = choose_kernels(shapes, dtype, options.slots, choices=choices_file())
+        kernels = choose_kernels(shapes, dtype, slots, choices=choices_file())
         if dtype in cpu_kernels.DTYPES and cpu_kernels.is_compiled():
             kernels[LAYERS] = COMPILED
     return options.model_copy(update={"kernels": kernels})

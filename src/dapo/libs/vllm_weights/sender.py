@@ -2,7 +2,6 @@
 
 import base64
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,9 +14,6 @@ from torch.cuda import nccl
 from torch.multiprocessing.reductions import reduce_tensor
 
 from .chunks import Layout, Source, chunks_of
-
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The variables of torch's allocator, of which it reads the first one that is set."""
 
 
 class TransferFailed(Exception):
@@ -170,12 +166,12 @@ def plain_segments() -> Iterator[None]:
     """Allocate without expandable segments, whose memory is shared by a system call that containers
     refuse.
     """
-    settings = next((os.environ[name] for name in ALLOCATOR if name in os.environ), "")
-    change: Any = (
-        torch.cuda.memory._set_allocator_settings if "expandable" in settings else lambda text: None
-    )
-    change("expandable_segments:False")
+    settings = torch._C._accelerator_getAllocatorSettings()
+    if "expandable" not in settings:
+        yield
+        return
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     try:
         yield
     finally:
-        change(settings)
+        torch._C._accelerator_setAllocatorSettings(settings)
