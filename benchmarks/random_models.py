@@ -14,35 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, 
 
 from dapo.policy.hf_io import write_model_directory
 
-GEOMETRIES: dict[str, dict[str, Any]] = {
-    "qwen2-0.5b": {
-        "width": 896,
-        "layers": 24,
-        "heads": 14,
-        "kv_heads": 2,
-        "inner": 4864,
-        "vocabulary": 151936,
-        "is_tied": True,
-    },
-    "qwen2-1.5b": {
-        "width": 1536,
-        "layers": 28,
-        "heads": 12,
-        "kv_heads": 2,
-        "inner": 8960,
-        "vocabulary": 151936,
-        "is_tied": True,
-    },
-    "qwen2-7b": {
-        "width": 3584,
-        "layers": 28,
-        "heads": 28,
-        "kv_heads": 4,
-        "inner": 18944,
-        "vocabulary": 152064,
-        "is_tied": False,
-    },
-}
 SPECIAL_TOKENS = {"pad_token": "<|pad|>", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -72,6 +43,15 @@ def write_random_model(directory: str | Path, geometry: dict[str, Any], *, seed:
     The weights have the variance that keeps a layer's outputs as large as its inputs.
     """
     tokenizer = byte_tokenizer()
+    model = model_without_weights(geometry, tokenizer)
+    write_model_directory(_random_weights(model, seed), model, tokenizer, Path(directory))
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def model_without_weights(
+    geometry: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> PreTrainedModel:
+    """A Qwen2 of this geometry on the meta device."""
     config = Qwen2Config(
         hidden_size=geometry["width"],
         intermediate_size=geometry["inner"],
@@ -88,8 +68,7 @@ def write_random_model(directory: str | Path, geometry: dict[str, Any], *, seed:
     with torch.device("meta"):
         model = Qwen2ForCausalLM(config)
     model.tie_weights()
-    write_model_directory(_random_weights(model, seed), model, tokenizer, Path(directory))
-    return sum(weight.numel() for weight in model.parameters())
+    return model
 
 
 def _random_weights(model: PreTrainedModel, seed: int) -> Iterator[tuple[str, Tensor]]:
