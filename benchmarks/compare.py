@@ -8,8 +8,13 @@ from typing import Any
 from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP
 from benchmarks.geometries import NAMES
 from benchmarks.protocol import WorkerFailed
-from benchmarks.worker_session import Session, install_command, is_installed, rotated
-from benchmarks.workers.vllm import MAX_MODEL_LEN
+from benchmarks.worker_session import (
+    MAX_MODEL_LEN,
+    Session,
+    install_command,
+    is_installed,
+    rotated,
+)
 
 CONFIG = "configs/quickstart.yaml"
 UPDATES_IN_VARIANT = 4

@@ -24,6 +24,8 @@ INSTALL = "make bench-peers"
 GPU_INSTALL = "make bench-peers BENCH_DEVICE=cuda"
 ON_A_GPU = {"trl": ("trl", "vllm"), "vllm": ("vllm",)}
 """The packages without which a comparison on a GPU would be with a crippled system."""
+MAX_MODEL_LEN = 1024
+"""Positions of a prompt and its response, for vLLM."""
 DEFAULT_MICROBATCH = 1024
 """Tokens, on a CPU and where no step of a run is measured."""
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from benchmarks.protocol import serve
+from benchmarks.worker_session import MAX_MODEL_LEN
 
-MAX_MODEL_LEN = 1024
-"""Positions of a prompt and its response."""
 ON_A_CPU = {
     "enforce_eager": True,
     "max_num_seqs": 128,
