@@ -14,6 +14,7 @@ from dapo.config.data_spec import kinds
 from dapo.config.lengths import lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
+from dapo.policy.gpu_layers import keeps_no_product
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
@@ -212,7 +213,11 @@ class TrainerMemory:
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
         if dimensions.qk_norm:  # their outputs are rotated and not kept
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
-        products = 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
+        # the gate, activated, the other product, both; Liger's gate keeps the first and the third
+        num_products = 4
+        if not dimensions.gemma_norms and keeps_no_product(self.device_type):
+            num_products = 2
+        products = num_products * e * dimensions.intermediate
         return norms + self._attention_bytes(queries, keys) + products
 
     def _attention_bytes(self, queries: int, keys: int) -> float:
