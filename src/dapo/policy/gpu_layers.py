@@ -153,11 +153,6 @@ class GatedProduct(torch.autograd.Function):
         return for_gate, for_up, for_weight, for_bias, None
 
 
-def keeps_no_product(device_type: str) -> bool:
-    """Return True if updates on this kind of device keep a gate's two inputs alone."""
-    return device_type == "cuda" and find_spec(LIGER) is not None
-
-
 def use_flash_attention_3() -> bool:
     """Let PyTorch's attention on this process's GPU be FlashAttention 3; False where it cannot."""
     if not torch.cuda.is_available() or find_spec(FLASH_ATTENTION_3) is None:
