@@ -1,7 +1,7 @@
-"""Makes the float32 references of `make gpu-acceptance` on a CPU, in some minutes.
+"""Makes the float32 references of `make gpu-acceptance` on a CPU, in a quarter of an hour.
 
 `python -m benchmarks.make_references`; needed when a compared model or what it is given changes
-(benchmarks/tests/test_gpu_acceptance.py says so).
+(benchmarks/tests/test_gpu_acceptance.py says so). A call that was ended goes on when it is repeated.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.acceptance.correctness import (
@@ -25,22 +25,27 @@ from benchmarks.acceptance.references import FILE, Reference
 def all_references(*, on_gpu: bool) -> list[Reference]:
     """Those of every check, of the sizes of a GPU or of a CPU."""
     return [
-        *logprob_references(on_gpu=on_gpu),
-        *gradient_references(on_gpu=on_gpu),
         *long_references(on_gpu=on_gpu),
+        *logprob_references(on_gpu=on_gpu),
         *token_references(on_gpu=on_gpu),
+        *gradient_references(on_gpu=on_gpu),
     ]
 
 
 def write_references(references: Sequence[Reference], path: Path) -> None:
-    """Compute them and write the file, in place of an earlier one."""
+    """Compute those that the file lacks, which is written after each; others are left out."""
     found: dict[str, Tensor] = {}
+    if path.is_file():
+        keys = tuple(f"{reference.key}/" for reference in references)
+        stored = load_file(path)
+        found = {name: tensor for name, tensor in stored.items() if name.startswith(keys)}
     for reference in references:
-        started = time.monotonic()
-        numbers = reference.made(reference.model())
-        found |= {f"{reference.key}/{name}": tensor for name, tensor in numbers.items()}
-        print(f"{reference.key}: {time.monotonic() - started:.0f} s", flush=True)
-    save_file(found, path)
+        if f"{reference.key}/weights" not in found:
+            started = time.monotonic()
+            numbers = reference.made(reference.model())
+            found |= {f"{reference.key}/{name}": tensor for name, tensor in numbers.items()}
+            print(f"{reference.key}: {time.monotonic() - started:.0f} s", flush=True)
+        save_file(found, path)
     path.chmod(0o644)
     print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
 

@@ -5,6 +5,7 @@ given; where either differs, and where the weights that are drawn here differ fr
 file, the numbers are computed here as before.
 """
 
+import copy
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Reference:
 
     def made(self, model: PreTrainedModel) -> Numbers:
         """Newly computed numbers, and which weights they are of."""
-        plain = self.model().float()
+        plain = copy.deepcopy(model).float()
         return self.compute(plain) | {"weights": torch.tensor(checksum(model))}
 
 

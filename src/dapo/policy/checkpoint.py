@@ -202,8 +202,13 @@ class SavedWeights:
                     yield from part.items()
             else:
                 with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  (no mapping)
-                        yield name, file.get_tensor(name)
+                    names = list(file.keys())
+                for name in names:
+                    # opened for each: what was read of a file stays mapped until it is closed
+                    with safe_open(path, framework="pt") as file:
+                        tensor = file.get_tensor(name)
+                    yield name, tensor
+                    del tensor  # before the next is read
 
 
 def stored_at(directory: Path, kind: str) -> Path:
