@@ -38,7 +38,7 @@ from dapo.policy.model import unusable_driver
 
 TOTAL_S = 575.0
 """On a GPU: a stage whose budget would end later is left to the next call."""
-CPU_PATIENCE = 3.0
+CPU_PATIENCE = 10.0
 """A CPU has this many times the seconds: it is shared with whatever else runs there."""
 
 CHECKS = (

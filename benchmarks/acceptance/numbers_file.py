@@ -33,9 +33,8 @@ class NumbersFile:
     def ended(self, result: Result) -> None:
         """Write how a stage ended; its numbers are there."""
         line = asdict(result)
-        line["stage"] = line.pop("name")
         del line["measurements"]
-        self._write(line)
+        self._write({"stage": line.pop("name"), **line})
 
     def close(self) -> None:
         """Close the file."""

@@ -80,6 +80,6 @@ STAGES = (
     Check("within", "within", within, 60.0),
 )
 ALL = tuple(
-    Check(compute.__name__, str(compute.__doc__), compute, 1.0 if compute is hangs else 100.0)
+    Check(compute.__name__, str(compute.__doc__), compute, 0.1 if compute is hangs else 10.0)
     for compute in (raises, dies, hangs, skips, not_finite, beyond, within)
 )
