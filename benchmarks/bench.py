@@ -9,7 +9,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from benchmarks.dapo_only import (
 )
 from benchmarks.distillation import measure_distillation
 from benchmarks.episodes import measure_episodes
+from benchmarks.geometries import NAMES
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.natural import measure_natural
 from benchmarks.protocol import WorkerFailed
@@ -32,7 +33,16 @@ from benchmarks.report import console_table
 from benchmarks.schedule import measure_schedule
 from benchmarks.supervised import measure_supervised
 from benchmarks.time_breakdown import measure_profile
-from benchmarks.worker_session import ROOT, Session, Settings, python_of
+from benchmarks.worker_session import (
+    ON_A_GPU,
+    ROOT,
+    VENVS,
+    Session,
+    Settings,
+    install_command,
+    missing_packages,
+    python_of,
+)
 
 RESULTS = ROOT / "benchmarks" / "results"
 VARIANT = "update4"
@@ -61,6 +71,14 @@ PARTS = (
     *OURS_ALONE,
     "accuracy",
 )
+GPU_WORK: dict[str, Any] = {
+    "prompts": 64,
+    "group": 8,
+    "tokens": 256,
+    "microbatch_tokens": None,
+    "dtype": "bfloat16",
+}
+"""A step that fills a GPU; the CPU's 64 rows would measure the starts of kernels."""
 QUICK = Settings(
     rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True
 )
@@ -76,6 +94,11 @@ def main() -> int:
     signals_as_exceptions()
     if not python_of("ours").exists():
         print("there is no .venv: run `make install` first", file=sys.stderr)
+        return 2
+    try:
+        require_peers(settings, parts)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
     results_path = RESULTS / f"{arguments.name or default_name(settings)}.json"
     settings = replace(settings, results=results_path)
@@ -114,16 +137,18 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default=defaults.dtype)
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), help="(default auto; on a GPU bfloat16)"
+    )
     parser.add_argument("--threads", type=int, default=defaults.threads)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
     parser.add_argument(
         "--model",
         default=defaults.model,
-        help="alias, directory, or qwen2-0.5b / qwen2-1.5b (random)",
+        help=f"alias, directory, or {' / '.join(NAMES)} (random)",
     )
     parser.add_argument(
-        "--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours"
+        "--microbatch-tokens", type=int, help="ours (default 1024; on a GPU what fits)"
     )
     parser.add_argument(
         "--trl-microbatch", type=int, help="responses; none: a probe finds the fastest"
@@ -168,6 +193,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that the arguments choose."""
     settings = QUICK if arguments.quick else Settings()
+    if arguments.device == "cuda" and not arguments.quick:
+        settings = replace(settings, **GPU_WORK)
     names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
     names += (
         "seeds",
@@ -186,6 +213,28 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.trl_microbatch is not None:
         settings = replace(settings, trl_microbatches=(arguments.trl_microbatch,))
     return replace(settings, plots=RESULTS) if settings.quick else settings
+
+
+def require_peers(
+    settings: Settings,
+    parts: Sequence[str],
+    missing_of: Callable[[str], list[str]] = missing_packages,
+) -> None:
+    """Raise ValueError where a comparison on a GPU lacks vLLM, or TRL with vLLM in its environment.
+
+    Without them the others would be slower than their users know them.
+    """
+    if settings.device != "cuda" or not {*COMPARED, VARIANT, "natural"} & set(parts):
+        return
+    missing = {name: found for name in ON_A_GPU if (found := missing_of(name))}
+    if missing:
+        lacking = "; ".join(
+            f"{VENVS[name]} lacks {', '.join(found)}" for name, found in missing.items()
+        )
+        raise ValueError(
+            f"on a GPU the others sample with vLLM, or a figure would not be theirs: {lacking};"
+            f" `{install_command(settings)}` installs them"
+        )
 
 
 def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:

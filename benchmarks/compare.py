@@ -6,30 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP
+from benchmarks.geometries import NAMES
 from benchmarks.protocol import WorkerFailed
-from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
+from benchmarks.worker_session import (
+    MAX_MODEL_LEN,
+    Session,
+    install_command,
+    is_installed,
+    rotated,
+)
 
 CONFIG = "configs/quickstart.yaml"
 UPDATES_IN_VARIANT = 4
-RANDOM_MODELS = {
-    "qwen2-0.5b": {
-        "width": 896,
-        "layers": 24,
-        "heads": 14,
-        "kv_heads": 2,
-        "inner": 4864,
-        "vocabulary": 151936,
-    },
-    "qwen2-1.5b": {
-        "width": 1536,
-        "layers": 28,
-        "heads": 12,
-        "kv_heads": 2,
-        "inner": 8960,
-        "vocabulary": 151936,
-    },
+TRL_ON_A_GPU = {
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "vllm_enable_sleep_mode": True,
+    "vllm_max_model_length": MAX_MODEL_LEN,
 }
-"""Geometries of Qwen2.5, written with random weights: no download."""
+"""How TRL's users sample on a GPU: with vLLM in the trainer's process."""
 COMPARED = ("generation", "update", "step", "memory")
 STEPPING = ("ours", "trl")
 """The systems that train; their generation is that of their steps, where steps are measured."""
@@ -99,7 +94,10 @@ def open_systems(
         reason.
     """
     skipped = [
-        {"system": name, "reason": f"not installed; `{INSTALL}` installs it"}
+        {
+            "system": name,
+            "reason": f"not installed; `{install_command(session.settings)}` installs it",
+        }
         for name in systems
         if not is_installed(name)
     ]
@@ -148,10 +146,11 @@ def step_options(session: Session, work: Work) -> list[str]:
     path = session.folder / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in first["rows"]), encoding="utf-8")
     model = work.model or settings.model
-    if model in RANDOM_MODELS:
-        geometry = RANDOM_MODELS[model]
-        model = str(session.folder / model)
-        session.ask("ours", "random_model", directory=model, geometry=geometry)
+    if model in NAMES:
+        session.log(f"writing {model} with random weights")
+        directory = str(session.folder / model)
+        session.ask("ours", "random_model", directory=directory, name=model)
+        model = directory
     return [
         f"model.name={model}",
         f"model.dtype={settings.dtype}",
@@ -165,7 +164,7 @@ def step_options(session: Session, work: Work) -> list[str]:
         "reward.verifier=benchmarks.reward:every_second",
         "optim.lr=1.0e-6",
         "optim.warmup_steps=0",
-        f"train.microbatch_tokens={settings.microbatch_tokens}",
+        f"train.microbatch_tokens={settings.microbatch_tokens or 'auto'}",
         f"train.device={settings.device}",
         "log.rollouts=none",
     ]
@@ -205,6 +204,7 @@ def _open_trl(session: Session, rows: list[dict[str, Any]], work: Work) -> dict[
         "warmup_steps": 0,
         "buffer_tokens": 0,
         "seed": 0,
+        "sampler": TRL_ON_A_GPU if settings.device == "cuda" else {},
     }
     microbatch = best_microbatch(session, trl)
     session.start("trl", "trl")

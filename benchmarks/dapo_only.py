@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.compute_limits import UPDATE_FLOP, heavy_tail_lengths, static_slot_steps
 from benchmarks.plots import Curve, plot_growth
-from benchmarks.worker_session import Session
+from benchmarks.worker_session import DEFAULT_MICROBATCH, Session
 
 SHARED = {"groups": 1, "group": 16, "prompt": 512, "tokens": 64}
 SHARED_QUICK = {"groups": 1, "group": 4, "prompt": 64, "tokens": 16}
@@ -30,7 +30,10 @@ def measure_shared(session: Session) -> dict[str, dict[str, Any]]:
     settings = session.settings
     shape = SHARED_QUICK if settings.quick else SHARED
     # room for the prompt and all its responses; for both variants the same
-    budget = max(settings.microbatch_tokens, shape["prompt"] + shape["group"] * shape["tokens"])
+    budget = max(
+        settings.microbatch_tokens or DEFAULT_MICROBATCH,
+        shape["prompt"] + shape["group"] * shape["tokens"],
+    )
     opened = open_internals(session, settings.model)
     session.log("comparing the gradients with and without shared prompts")
     gap = session.ask("dapo_internals", "gradient_gap", **shape, microbatch_tokens=budget)[
@@ -147,7 +150,7 @@ def measure_checkpoint(session: Session) -> dict[str, dict[str, Any]]:
                 "step",
                 **shape,
                 slots=settings.responses,
-                microbatch_tokens=settings.microbatch_tokens,
+                microbatch_tokens=settings.microbatch_tokens or DEFAULT_MICROBATCH,
                 folder=str(session.folder / "run") if saves else None,
             )
             if index >= 0:

@@ -11,8 +11,11 @@ def peak_rss_bytes(children: Sequence[int] = ()) -> int:
     """The largest resident size of this process so far, plus those of the named children that
     live.
     """
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if sys.platform == "darwin":
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    else:
+        # Linux's getrusage begins with what the parent had when it started this program
+        own = _status_bytes(os.getpid(), "VmHWM")
     return own + sum(_status_bytes(pid, "VmHWM") for pid in children)
 
 

@@ -70,7 +70,7 @@ def fitted_model(path: Path, *, steps: int = 110, seed: int = 0) -> Path:
         optimizer.zero_grad()
         model(ids, labels=labels).loss.backward()
         optimizer.step()
-    write_model_directory(dict(model.named_parameters()), model, tokenizer, path)
+    write_model_directory(model.named_parameters(), model, tokenizer, path)
     return path
 
 

@@ -3,6 +3,7 @@ end.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +21,13 @@ VENVS |= dict.fromkeys(("trl", "trl_supervised", "trl_distillation"), ".venv-trl
     "vllm": ".venv-vllm"
 }
 INSTALL = "make bench-peers"
+GPU_INSTALL = "make bench-peers BENCH_DEVICE=cuda"
+ON_A_GPU = {"trl": ("trl", "vllm"), "vllm": ("vllm",)}
+"""The packages without which a comparison on a GPU would be with a crippled system."""
+MAX_MODEL_LEN = 1024
+"""Positions of a prompt and its response, for vLLM."""
+DEFAULT_MICROBATCH = 1024
+"""Tokens, on a CPU and where no step of a run is measured."""
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
 
 
@@ -35,7 +43,8 @@ class Settings:
     prompts: int = 8
     group: int = 8
     tokens: int = 64
-    microbatch_tokens: int = 1024
+    microbatch_tokens: int | None = DEFAULT_MICROBATCH
+    """Ours; None: what fits."""
     trl_microbatches: tuple[int, ...] = (8, 16, 32, 64)
     seeds: int = 5
     first_seed: int = 0
@@ -144,6 +153,23 @@ def python_of(module: str) -> Path:
 def is_installed(module: str) -> bool:
     """Is there an environment for this system?"""
     return python_of(module).exists()
+
+
+def install_command(settings: Settings) -> str:
+    """The command that installs the other systems for a device."""
+    return GPU_INSTALL if settings.device == "cuda" else INSTALL
+
+
+def missing_packages(system: str) -> list[str]:
+    """The packages of ON_A_GPU that a system's environment lacks; all of them without one."""
+    packages = ON_A_GPU[system]
+    if not is_installed(system):
+        return list(packages)
+    code = (
+        "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
+    )
+    words = [str(python_of(system)), "-c", code, *packages]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
 
 def worker_environment(settings: Settings, module: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The result of a check: numbers with stated bounds, or the reason why it cannot run here."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,6 +18,8 @@ class Setting:
     """An empty folder of this check alone, which is removed after it."""
     vllm_python: str | None = None
     """The interpreter of an environment with vLLM."""
+    references: Path | None = None
+    """A file of float32 references, made on a CPU; what it lacks is computed here."""
 
     @property
     def on_gpu(self) -> bool:
@@ -53,20 +55,21 @@ class Skipped(Exception):
     """A check cannot be made here, for the reason that is its message."""
 
 
-Measure: TypeAlias = Callable[[Setting], Sequence[Measurement]]
+Measure: TypeAlias = Callable[[Setting], Iterable[Measurement]]
+"""A generator gives each number as soon as it is known, so that a later failure does not lose it."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check, which runs in a process of its own."""
+    """One stage of the acceptance, which runs in a process of its own."""
 
     name: str
     about: str
     """The comparison in one sentence."""
     measure: Measure
     limit_s: float
-    """Seconds after which it is ended and counts as failed; those of all checks are at most 15
-    minutes.
+    """Its budget on a GPU: the seconds after which it is ended and counts as failed. Those of all
+    checks are at most 10 minutes.
     """
 
 

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
@@ -10,13 +11,13 @@ from transformers import PreTrainedModel
 from benchmarks.acceptance.check import Measurement, Setting, compute_exactly, mean_and_largest_gap
 from benchmarks.acceptance.correctness import MEAN_GAP_NATS
 from benchmarks.acceptance.models import (
-    Geometry,
     as_loaded,
     compared_geometries,
     policy_config,
     random_model,
     token_ids,
 )
+from benchmarks.acceptance.references import Numbers, Reference
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.engine import RolloutEngine
@@ -35,11 +36,10 @@ thousands.
 FLOAT32_GAP_NATS = 1e-3
 
 
-def check_engine_gap(setting: Setting) -> list[Measurement]:
+def check_engine_gap(setting: Setting) -> Iterator[Measurement]:
     """In bfloat16, the engine's log-probabilities of what it sampled against the policy's of the
     same tokens.
     """
-    found = []
     for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
         model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
         requests = sampling_requests(
@@ -50,46 +50,63 @@ def check_engine_gap(setting: Setting) -> list[Measurement]:
             setting.device, microbatch_tokens=512, max_response_tokens=RESPONSE_TOKENS
         )
         mean, largest = engine_gap(Policy(config, as_loaded(model, name)), requests, done)
-        found += [
-            Measurement(f"{name}: mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
-            Measurement(f"{name}: largest gap", largest, "nats"),
-        ]
+        yield Measurement(f"{name}: mean gap", mean, "nats", at_most=MEAN_GAP_NATS)
+        yield Measurement(f"{name}: largest gap", largest, "nats")
+
+
+def token_references(*, on_gpu: bool) -> list[Reference]:
+    """Of each geometry: the tokens that a CPU samples in float32, with their log-probabilities."""
+    found = []
+    for name, geometry in compared_geometries(on_gpu=on_gpu).items():
+        requests = sampling_requests(geometry.vocabulary)
+        compute = partial(_sampled_tokens, requests)
+        found.append(Reference(f"equal-tokens, {name}", geometry, requests, compute, torch.float32))
     return found
 
 
-def check_equal_tokens(setting: Setting) -> list[Measurement]:
+def check_equal_tokens(setting: Setting) -> Iterator[Measurement]:
     """In float32 the engine samples on the device what it samples on the CPU, with another number
     of slots.
     """
     compute_exactly()
-    found = []
-    for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
-        requests = sampling_requests(geometry.vocabulary)
-        here = answers(_float32_engine(geometry, setting.device, slots=8), requests)
-        there = answers(_float32_engine(geometry, "cpu", slots=12), requests)
+    for reference in token_references(on_gpu=setting.on_gpu):
+        name = reference.name.partition(", ")[2]
+        model = reference.model()
+        numbers = reference.numbers(model, setting.references)
+        there = [
+            Generation(request.id, tokens, logprobs, "length", 0)
+            for request, tokens, logprobs in zip(
+                reference.given,
+                numbers["tokens"].tolist(),
+                numbers["logprobs"].tolist(),
+                strict=True,
+            )
+        ]
+        here = answers(
+            NativeEngine(model.to(setting.device), NativeConfig(slots=8)), reference.given
+        )
         equal = [
             (a.logprobs, b.logprobs) for a, b in zip(here, there, strict=True) if _same_tokens(a, b)
         ]
-        found += [
-            Measurement(f"{name}: equal responses", equal_share(here, there)),
-            Measurement(
-                f"{name}: equal but for rounding",
-                rounded_share(here, there),
-                at_least=EQUAL_RESPONSES,
-            ),
-            Measurement(
-                f"{name}: largest gap in equal responses",
-                mean_and_largest_gap(*zip(*equal, strict=True))[1] if equal else math.inf,
-                "nats",
-                at_most=FLOAT32_GAP_NATS,
-            ),
-        ]
-    return found
+        yield Measurement(f"{name}: equal responses", equal_share(here, there))
+        yield Measurement(
+            f"{name}: equal but for rounding", rounded_share(here, there), at_least=EQUAL_RESPONSES
+        )
+        yield Measurement(
+            f"{name}: largest gap in equal responses",
+            mean_and_largest_gap(*zip(*equal, strict=True))[1] if equal else math.inf,
+            "nats",
+            at_most=FLOAT32_GAP_NATS,
+        )
 
 
-def _float32_engine(geometry: Geometry, device: str, *, slots: int) -> NativeEngine:
-    model: PreTrainedModel = random_model(geometry, device="cpu", dtype=torch.float32)
-    return NativeEngine(model.to(device), NativeConfig(slots=slots))
+def _sampled_tokens(requests: Sequence[GenerationRequest], model: PreTrainedModel) -> Numbers:
+    """`[responses, tokens]` tokens, and their log-probabilities."""
+    done = answers(NativeEngine(model, NativeConfig(slots=12)), requests)
+    return {
+        "tokens": torch.tensor([list(each.token_ids) for each in done], dtype=torch.int32),
+        "logprobs": torch.tensor([list(each.logprobs) for each in done]),
+    }
 
 
 def sampling_requests(vocabulary: int, *, tokens: int = RESPONSE_TOKENS) -> list[GenerationRequest]:

@@ -15,7 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from benchmarks.compare import RANDOM_MODELS
+from benchmarks.geometries import GEOMETRIES
 from dapo.config import Config
 from dapo.config.load import build_config
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -76,8 +76,12 @@ def _qwen2(
     return Geometry("qwen2", width, layers, heads, kv_heads, width // heads, inner, vocabulary)
 
 
-HALF = RANDOM_MODELS["qwen2-0.5b"]
-ONE_AND_A_HALF = RANDOM_MODELS["qwen2-1.5b"]
+def _sizes(name: str) -> dict[str, int]:
+    return {key: value for key, value in GEOMETRIES[name].items() if key != "is_tied"}
+
+
+HALF = _sizes("qwen2-0.5b")
+ONE_AND_A_HALF = _sizes("qwen2-1.5b")
 QWEN_HALF = _qwen2(**HALF)
 QWEN_ONE_AND_A_HALF = _qwen2(**ONE_AND_A_HALF)
 """Heads of width 64 and of width 128."""

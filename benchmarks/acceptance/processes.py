@@ -5,9 +5,7 @@ their settings.
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any
 
@@ -15,17 +13,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.acceptance.check import Measurement, Setting, Skipped
+from benchmarks.acceptance.check import Measurement, Setting
 from benchmarks.acceptance.correctness import GRADIENT_ERROR, SMALL_MODEL_GAP_NATS, total_error
 from benchmarks.acceptance.engines import (
     EQUAL_RESPONSES,
     answers,
-    engine_gap,
     equal_share,
-    sampled,
     sampling_requests,
 )
 from benchmarks.acceptance.models import ragged_samples
+from benchmarks.acceptance.observed import Observed
 from dapo.config import Config
 from dapo.config.load import build_config
 from dapo.config.rollout_options import NativeConfig
@@ -46,27 +43,12 @@ GAPS_NATS = {"float32": 1e-4, "bfloat16": SMALL_MODEL_GAP_NATS}
 START_S = 240.0
 
 
-class Observed:
-    """In a worker: the object that the run would create there, and what its process is set to."""
-
-    def __init__(self, factory: str, options: dict[str, Any]) -> None:
-        self._target: Any = resolve_name(factory)(**options)
-
-    def prefers_cudnn_attention(self) -> bool:
-        """Whether torch may choose cuDNN's attention in this process, after its model has been set
-        up.
-        """
-        return bool(torch.backends.cuda.cudnn_sdp_enabled())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-
 class ObservingLauncher(LocalLauncher):
     """Starts every worker's object inside of an `Observed`."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, observed: type[Observed] = Observed) -> None:
         super().__init__(logs, timeout_s=START_S)
+        self._factory = f"{observed.__module__}:{observed.__qualname__}"
         self.started: list[LocalWorker] = []
 
     def start(
@@ -75,7 +57,7 @@ class ObservingLauncher(LocalLauncher):
         wrapped = [
             replace(
                 spec,
-                factory=f"{Observed.__module__}:{Observed.__qualname__}",
+                factory=self._factory,
                 options={"factory": spec.factory, "options": dict(spec.options)},
             )
             for spec in specs
@@ -95,15 +77,14 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
     """A native engine in a process of its own, given weights, samples what one in this process
     does.
     """
-    config = _config(setting, dtype="float32", rollout={"engines": 1})
-    loaded = _load(config)
-    policy = Policy(config, _load(config))
-    requests = sampling_requests(_vocabulary(loaded))
-    messages: list[str] = []
+    config = run_config(setting, dtype="float32", rollout={"engines": 1})
+    loaded = loaded_model(config)
+    policy = Policy(config, loaded_model(config))
+    requests = sampling_requests(vocabulary_of(loaded))
     with closing(ObservingLauncher(setting.folder / "logs")) as launcher:
-        engine = build_engine(config, loaded, launcher, log=messages.append)
+        engine = build_engine(config, loaded, launcher)
         # other weights than those of the files
-        policy.update(ragged_samples(_vocabulary(loaded)), step=1)
+        policy.update(ragged_samples(vocabulary_of(loaded)), step=1)
         started = perf_counter()
         engine.load_weights(policy.weights(version=1), 1)
         seconds = perf_counter() - started
@@ -111,7 +92,7 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
         found = answers(engine, requests)
     here = NativeEngine(loaded.model, NativeConfig(slots=16))
     before = answers(here, requests)
-    here = NativeEngine(_load(config).model, NativeConfig(slots=16))
+    here = NativeEngine(loaded_model(config).model, NativeConfig(slots=16))
     here.load_weights(policy.weights(version=1), 1)
     gigabytes = sum(weight.nbytes for _, weight in loaded.named_tensors()) / 1e9
     return [
@@ -124,67 +105,7 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
             "responses equal to those of the old weights", equal_share(found, before), at_most=0.5
         ),
         Measurement("processes that prefer cuDNN's attention", preferring, at_most=0),
-        Measurement("transfers without a file that failed", len(messages), at_most=0),
         Measurement(f"sending {gigabytes:.2g} GB of weights", seconds, "s"),
-    ]
-
-
-def check_engine_process_bfloat16(setting: Setting) -> list[Measurement]:
-    """A native engine in another process in bfloat16, where a GPU attends by lengths, over two
-    loads of weights.
-    """
-    return _gaps_of_two_loads(setting, {"engines": 1})
-
-
-def check_vllm(setting: Setting) -> list[Measurement]:
-    """VLLM as runs use it, with graphs on a GPU: weights are loaded, sampled from, given up, and
-    loaded again.
-    """
-    if setting.vllm_python is None and find_spec("vllm") is None:
-        raise Skipped(
-            "no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's"
-            " interpreter"
-        )
-    vllm = {"python": setting.vllm_python, "cache_gib": 1.0}
-    return _gaps_of_two_loads(setting, {"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
-
-
-def _gaps_of_two_loads(
-    setting: Setting, rollout: dict[str, Any], *, small: bool | None = None
-) -> list[Measurement]:
-    """The engine's log-probabilities against the policy's in bfloat16, before and after an update
-    of the policy.
-
-    Before the second load the engine drops its weights: where it shares the GPU with the policy,
-    vLLM sleeps and wakes.
-    """
-    config = _config(setting, dtype="bfloat16", rollout=rollout, small=small)
-    loaded = _load(config)
-    policy = Policy(config, loaded)
-    requests = sampling_requests(_vocabulary(loaded))
-    with closing(LocalLauncher(setting.folder / "logs", timeout_s=START_S)) as launcher:
-        engine = build_engine(config, loaded, launcher)
-        engine.load_weights(policy.weights(version=1), 1)
-        first = sampled(engine, requests)
-        gaps = {"first load": engine_gap(policy, requests, first)}
-        engine.drop_weights()
-        policy.update(ragged_samples(_vocabulary(loaded)), step=1)
-        engine.load_weights(policy.weights(version=2), 2)
-        second = answers(engine, requests)
-    gaps["second load"] = engine_gap(policy, requests, second)
-    stale = engine_gap(policy, requests, first)[0]
-    return [
-        *(
-            Measurement(f"{name}: mean gap", gap[0], "nats", at_most=SMALL_MODEL_GAP_NATS)
-            for name, gap in gaps.items()
-        ),
-        Measurement("second load: largest gap", gaps["second load"][1], "nats"),
-        Measurement(
-            "mean gap if the first weights had stayed",
-            stale,
-            "nats",
-            at_least=2 * SMALL_MODEL_GAP_NATS,
-        ),
     ]
 
 
@@ -203,11 +124,11 @@ def check_ranks(setting: Setting) -> list[Measurement]:
 
 
 def _ranks_in(setting: Setting, dtype: str, ranks: int) -> list[Measurement]:
-    config = _config(setting, dtype=dtype, distributed={"trainer_ranks": ranks})
-    alone = Policy(_config(setting, dtype=dtype), _load(config))
+    config = run_config(setting, dtype=dtype, distributed={"trainer_ranks": ranks})
+    alone = Policy(run_config(setting, dtype=dtype), loaded_model(config))
     samples = [
         replace(sample, engine_logprobs=(-4.0,) * len(sample.response_ids))
-        for sample in ragged_samples(_vocabulary(_load(config)))
+        for sample in ragged_samples(vocabulary_of(loaded_model(config)))
     ]
     with (
         closing(ObservingLauncher(setting.folder / f"logs-{dtype}")) as launcher,
@@ -245,7 +166,9 @@ def _group(config: Config, launcher: LocalLauncher) -> Iterator[TrainerGroup]:
         yield group
 
 
-def _config(setting: Setting, *, dtype: str, small: bool | None = None, **sections: Any) -> Config:
+def run_config(
+    setting: Setting, *, dtype: str, small: bool | None = None, **sections: Any
+) -> Config:
     """A run of the builtin small model; on a CPU of the tiny one, unless `small` is False."""
     tiny = not setting.on_gpu if small is None else small
     return build_config(
@@ -261,13 +184,15 @@ def _config(setting: Setting, *, dtype: str, small: bool | None = None, **sectio
     )
 
 
-def _load(config: Config) -> LoadedModel:
+def loaded_model(config: Config) -> LoadedModel:
+    """The run's model, with its files' weights."""
     return load_model(
         config.model.name, dtype=getattr(torch, config.model.dtype), device=config.train.device
     )
 
 
-def _vocabulary(loaded: LoadedModel) -> int:
+def vocabulary_of(loaded: LoadedModel) -> int:
+    """The number of tokens that the model knows."""
     return int(loaded.model.config.vocab_size)
 
 

@@ -38,7 +38,7 @@ VARIABLES = (
     "OMP_NUM_THREADS",
 )
 """Environment variables that change the measurements; no other is read."""
-MARKS = {"pass": "pass", "fail": "**FAIL**", "skipped": "skipped"}
+MARKS = {"pass": "pass", "fail": "**FAIL**", "skipped": "skipped", "not begun": "not begun"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Result:
 
     name: str
     about: str
-    status: Literal["pass", "fail", "skipped"]
+    status: Literal["pass", "fail", "skipped", "not begun"]
     seconds: float
     measurements: Sequence[Measurement] = ()
     reason: str = ""
@@ -122,9 +122,9 @@ def report_text(device: str, environment: Mapping[str, Any], results: Sequence[R
         f"# Acceptance of dapo on {'a GPU' if device == 'cuda' else 'a CPU'}",
         "",
         (
-            f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped, in"
-            f" {seconds:.0f} s. Attach this file to a report of a problem: it names no user, no"
-            " host and no folder."
+            f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped,"
+            f" {counts['not begun']} not begun, in {seconds:.0f} s. Attach this file to a report of"
+            " a problem: it names no user, no host and no folder."
         ),
         "",
         *_table(("", ""), [(name, str(value)) for name, value in environment.items()]),

@@ -10,7 +10,7 @@ from benchmarks.compare import CONFIG, UPDATES_IN_VARIANT, step_options
 from benchmarks.compare import Work as Step
 from benchmarks.paired.sides import BASE, OURS, Side, Target, in_turn, row
 from benchmarks.protocol import WorkerFailed
-from benchmarks.worker_session import Session
+from benchmarks.worker_session import DEFAULT_MICROBATCH, Session
 
 ENGINE_OLD_LOGPROBS = "loss.old_logprobs=engine"
 NO_SLOWER = Target(0.98, at_most=False)
@@ -85,7 +85,9 @@ def _measure(session: Session, sides: Sequence[Side], works: Sequence[Work]) -> 
     for index in range(-1, settings.rounds):
         for work in works:
             more = (
-                {"microbatch_tokens": settings.microbatch_tokens} if work.microbatch_tokens else {}
+                {"microbatch_tokens": settings.microbatch_tokens or DEFAULT_MICROBATCH}
+                if work.microbatch_tokens
+                else {}
             )
             for side in in_turn(sides, index):
                 seconds = session.ask(side.name, work.do, **work.shape, **more)["seconds"]

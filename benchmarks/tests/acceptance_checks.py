@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.acceptance.check import Check, Measurement, Setting, Skipped
 
@@ -49,7 +51,35 @@ def skips(setting: Setting) -> list[Measurement]:
     raise Skipped("there is one GPU")
 
 
+def counts(setting: Setting) -> Iterator[Measurement]:
+    """Two numbers, and then it hangs."""
+    yield Measurement("first", 1.0)
+    yield Measurement("second", 2.0)
+    time.sleep(600)
+
+
+class Loaded:
+    """An engine's process that takes all weights."""
+
+    def load_published(self, handle: Any) -> int:
+        """Load a version."""
+        return 1
+
+    def receive_weights(self, update: Any, layout: Any, version: Any) -> None:
+        """Receive a chunk."""
+
+
+def begins(setting: Setting) -> list[Measurement]:
+    """One number: its process is the first."""
+    return [Measurement("zero", 0.0)]
+
+
+STAGES = (
+    Check("begins", "begins", begins, 60.0),
+    Check("counts", "counts", counts, 2.0),
+    Check("within", "within", within, 60.0),
+)
 ALL = tuple(
-    Check(compute.__name__, str(compute.__doc__), compute, 1.0 if compute is hangs else 100.0)
+    Check(compute.__name__, str(compute.__doc__), compute, 0.1 if compute is hangs else 10.0)
     for compute in (raises, dies, hangs, skips, not_finite, beyond, within)
 )

@@ -25,11 +25,15 @@ from benchmarks.compute_limits import (
     share_of_limit,
     static_slot_steps,
 )
+from benchmarks.geometries import GEOMETRIES
 from benchmarks.plots import Curve, plot_growth
 from benchmarks.protocol import Worker, WorkerFailed
+from benchmarks.random_models import byte_tokenizer, model_without_weights, write_random_model
 from benchmarks.worker_session import Settings, rotated
+from benchmarks.workers import vllm as vllm_worker
 from benchmarks.workers.ours import Ours
 from dapo.config import load_config
+from dapo.policy.model import load_model
 from helpers.paths import ROOT
 
 ECHO = """
@@ -103,6 +107,52 @@ def test_another_system_begins_in_every_round():
         ["b", "c", "a"],
         ["c", "a", "b"],
     ]
+
+
+def test_on_a_gpu_the_work_fills_it_and_vllm_has_its_own_defaults():
+    settings = bench.settings_of(bench.parse_arguments(["step", "--device", "cuda"]))
+    assert (settings.prompts, settings.group, settings.tokens) == (64, 8, 256)
+    assert (settings.dtype, settings.microbatch_tokens) == ("bfloat16", None)
+    chosen = bench.settings_of(bench.parse_arguments(["--device", "cuda", "--dtype", "float32"]))
+    assert chosen.dtype == "float32"
+    assert bench.settings_of(bench.parse_arguments([])) == Settings()
+    on_a_gpu = vllm_worker.arguments_of("m", "bfloat16", "cuda")
+    assert not on_a_gpu.keys() & vllm_worker.ON_A_CPU.keys()
+    assert vllm_worker.arguments_of("m", "bfloat16", "cpu")["enforce_eager"]
+
+
+def test_a_comparison_on_a_gpu_refuses_opponents_without_vllm():
+    lacking = {"trl": ["vllm"], "vllm": []}
+    on_a_gpu = Settings(device="cuda")
+    with pytest.raises(
+        ValueError, match=r"\.venv-trl lacks vllm; `make bench-peers BENCH_DEVICE=cuda`"
+    ):
+        bench.require_peers(on_a_gpu, ["step"], lacking.__getitem__)
+    bench.require_peers(on_a_gpu, ["longtail"], lacking.__getitem__)
+    bench.require_peers(on_a_gpu, ["step"], lambda system: [])
+    bench.require_peers(Settings(), ["step"], lacking.__getitem__)
+    assert compare.TRL_ON_A_GPU["use_vllm"]
+
+
+def test_random_models_have_qwens_sizes_and_a_token_for_every_byte(tmp_path):
+    tokenizer = byte_tokenizer()
+    billions = {
+        name: sum(weight.numel() for weight in model_without_weights(sizes, tokenizer).parameters())
+        / 1e9
+        for name, sizes in GEOMETRIES.items()
+    }
+    assert billions == pytest.approx(
+        {"qwen2-0.5b": 0.494, "qwen2-1.5b": 1.544, "qwen2-7b": 7.616}, abs=1e-3
+    )
+    text = "1 + 2 = 3\n\tä€"
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    tiny = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 64, "vocabulary": 300}
+    write_random_model(tmp_path / "model", tiny | {"is_tied": False})
+    loaded = load_model(str(tmp_path / "model"), dtype=torch.bfloat16)
+    assert loaded.stop_ids == (tokenizer.eos_token_id,)
+    assert 0.1 < loaded.model.lm_head.weight.detach().float().std().item() * 32**0.5 < 1.5
 
 
 def figure(name, system, values, **more):

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer
 
 import dapo
+from benchmarks.geometries import GEOMETRIES
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import Channel, Handler, serve
+from benchmarks.random_models import write_random_model
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -61,25 +63,9 @@ def with_template(directory: str, template: str) -> dict[str, Any]:
     return {}
 
 
-def random_model(directory: str, geometry: dict[str, int]) -> dict[str, Any]:
-    """Write a Qwen2 of this geometry with random weights, with the tokenizer of the small model."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_directory())
-    config = Qwen2Config(
-        hidden_size=geometry["width"],
-        intermediate_size=geometry["inner"],
-        num_hidden_layers=geometry["layers"],
-        num_attention_heads=geometry["heads"],
-        num_key_value_heads=geometry["kv_heads"],
-        vocab_size=geometry["vocabulary"],
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return {}
+def random_model(directory: str, name: str) -> dict[str, Any]:
+    """Write a model of this geometry with random weights and a tokenizer of bytes."""
+    return {"parameters": write_random_model(directory, GEOMETRIES[name])}
 
 
 class StepSink:

@@ -154,6 +154,19 @@ class Commands(TrainerCallback):  # type: ignore[misc]
                 return backward(*rest, **named)
 
         self.trainer.accelerator.backward = timed
+        if self.trainer.use_vllm:
+            self._time_sync(self.trainer.vllm_generation)
+
+    def _time_sync(self, sampler: Any) -> None:
+        """Its weights are loaded within the generation, and are no part of it elsewhere."""
+        sync_weights = sampler.sync_weights
+        clock = self.trainer.clock
+
+        def timed() -> None:
+            with clock.phase("sync"):
+                sync_weights()
+
+        sampler.sync_weights = timed
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Serve commands until one asks for a step (or there are no more: the process ends)."""
@@ -190,7 +203,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
         self.channel.answer(
             {
                 "step_s": time.perf_counter() - self.started,
-                "generation_s": seconds["generation"],
+                "generation_s": seconds["generation"] - seconds["sync"],
                 "update_s": seconds["update"] + seconds["old_logprobs"],
                 "old_logprobs_s": seconds["old_logprobs"],
                 "rollout_s": seconds["rollout"],
@@ -311,6 +324,10 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
     if turns is not None:
         generation = {"min_new_tokens": turns["tokens"] - 1, "max_new_tokens": turns["tokens"]}
         generation |= {"forced_eos_token_id": tokenizer.eos_token_id}
+    sampler = settings.get("sampler", {})
+    if sampler and generation is not None:
+        # these become vLLM's sampling parameters, which keep an end from being sampled before
+        generation = {"min_tokens": tokens}
     config = GRPOConfig(
         loss_type="dapo",
         epsilon=0.2,
@@ -334,6 +351,7 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         max_tool_calling_iterations=None if turns is None else turns["count"] - 1,
         shuffle_dataset=False,
         seed=settings["seed"],
+        **sampler,
         **common_arguments(settings, folder),
     )
     reward = every_second

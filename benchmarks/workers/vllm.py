@@ -1,23 +1,38 @@
-"""vLLM in process, eager, with prefix caching, without logprobs and per-request seeds: its fastest
-way to sample.
+"""vLLM in process with prefix caching, without logprobs and per-request seeds: its fastest way to
+sample. On a GPU it has its own defaults: graphs, compilation, and as many sequences as it chooses.
 """
 
 import time
 from typing import Any
 
 import torch
-import vllm
-from vllm import LLM, SamplingParams
 
 from benchmarks.protocol import serve
+from benchmarks.worker_session import MAX_MODEL_LEN
 
-MAX_MODEL_LEN = 1024
-MAX_SEQUENCES = 128
-BLOCK_SIZE = 32
-"""Positions.
+ON_A_CPU = {
+    "enforce_eager": True,
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 8192,
+    "enable_chunked_prefill": False,
+    "kv_cache_memory_bytes": 2**30,
+    # positions: the cache of common beginnings holds whole blocks, and smaller ones are not offered
+    "block_size": 32,
+}
+"""What is fastest there; nothing compiles."""
 
-The cache of common beginnings holds whole blocks; on a CPU smaller ones are not offered.
-"""
+
+def arguments_of(model: str, dtype: str, device: str) -> dict[str, Any]:
+    """The arguments of `vllm.LLM`."""
+    common = {
+        "model": model,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "max_model_len": MAX_MODEL_LEN,
+        "enable_prefix_caching": True,
+        "seed": 0,
+    }
+    return common if device == "cuda" else common | ON_A_CPU
 
 
 class Vllm:
@@ -25,22 +40,11 @@ class Vllm:
 
     def open(self, model: str, dtype: str, device: str, threads: int) -> dict[str, Any]:
         """Load a Hugging Face directory."""
-        # the installed wheel is for one device; threads come from the environment
-        del device, threads
-        self.llm = LLM(
-            model=model,
-            dtype=dtype,
-            enforce_eager=True,
-            skip_tokenizer_init=True,
-            max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=MAX_SEQUENCES,
-            max_num_batched_tokens=8192,
-            enable_chunked_prefill=False,
-            kv_cache_memory_bytes=2**30,
-            enable_prefix_caching=True,
-            block_size=BLOCK_SIZE,
-            seed=0,
-        )
+        import vllm
+        from vllm import LLM
+
+        del threads  # they come from the environment
+        self.llm = LLM(**arguments_of(model, dtype, device))
         return {
             "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
             "threads": torch.get_num_threads(),
@@ -61,6 +65,8 @@ class Vllm:
         The cache of common beginnings starts empty, as it does in training, where the weights are
         new in every step.
         """
+        from vllm import SamplingParams
+
         requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(group)]
         length = {"ignore_eos": True} if stop_ids is None else {"stop_token_ids": stop_ids}
         settings = SamplingParams(

@@ -467,7 +467,7 @@ def test_the_texts_of_tokens_make_up_the_response():
 def test_tokens_have_texts_without_the_model_that_trained_on_this_machine(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     model, tokenizer = tiny_random(torch.float32)
-    write_model_directory(dict(model.named_parameters()), model, tokenizer, folder)
+    write_model_directory(model.named_parameters(), model, tokenizer, folder)
     run = make_run(tmp_path / "run", f"model.name={folder}", "train.num_steps=1", "data.eval=null")
     shutil.rmtree(folder)
     for name in ("HOME", "HF_HOME", "DAPO_CACHE"):

@@ -339,7 +339,7 @@ def test_two_ranks_learn_from_a_teacher_what_one_process_learns(
 ) -> None:
     teacher = loaded("qwen3", dtype=torch.float64)
     weights = {name: weight.detach() for name, weight in teacher.model.named_parameters()}
-    write_model_directory(weights, teacher.model, teacher.tokenizer, tmp_path / "teacher")
+    write_model_directory(weights.items(), teacher.model, teacher.tokenizer, tmp_path / "teacher")
     loss = {
         "kl_coef": 0.5,
         "kl_estimator": estimator,

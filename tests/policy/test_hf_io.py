@@ -1,7 +1,9 @@
 """Laws of safetensors files and of named weights: exact contents, and errors that name the file."""
 
 import errno
+import json
 import resource
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dapo.policy.hf_io import NamedWeights, layout_of, write_tensors
+from dapo.policy.hf_io import (
+    NamedWeights,
+    layout_of,
+    write_shards_of_weights,
+    write_tensors,
+)
 
 TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
@@ -70,3 +77,34 @@ def test_a_tied_weight_follows_the_one_it_is_stored_with():
     )
     for _ in range(2):
         assert list(weights.named_tensors()) == [("a", a), ("head", a), ("b", b)]
+
+
+def test_weights_are_cut_into_files_with_an_index_and_no_two_files_are_in_memory(tmp_path: Path):
+    shard_bytes = 1300
+    tensors = {f"w{i}": some(100 * (1 + i % 3), torch.float32) for i in range(8)}
+    tensors["large"] = some(600, torch.float32)  # 2,400 bytes: a file of its own
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors.items():
+            held = [weight.nbytes for each in alive if (weight := each()) is not None]
+            assert sum(held) <= shard_bytes + 400
+            copy = tensor.clone()
+            alive.append(weakref.ref(copy))
+            yield name, copy
+            del copy
+
+    assert write_shards_of_weights(read(), tmp_path, shard_bytes=shard_bytes) == torch.float32
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(each.nbytes for each in tensors.values())
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    found = {}
+    for file_name in files:
+        part = load_file(tmp_path / file_name)
+        size = sum(each.nbytes for each in part.values())
+        assert size <= shard_bytes or list(part) == ["large"]
+        assert dict.fromkeys(part, file_name).items() <= index["weight_map"].items()
+        found |= part
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())

@@ -75,6 +75,22 @@ def test_a_layers_activations_are_the_sum_of_its_parts():
     assert memory.activation_bytes(recompute=True) == 28 * 2 * 1536 + layer + around
 
 
+def test_a_fused_gate_keeps_two_of_a_layers_four_products():
+    # 1.5 B: 8,960 numbers of two bytes; an adapter keeps its input, the last product, too
+    memory = memory_of("qwen2.5-1.5b")
+    for overrides, fewer in (((), 2), (("model.lora.rank=8",), 1)):
+        config = config_of(*overrides)
+        plain, fused = (replace(memory, config=config, has_fused_gate=on) for on in (False, True))
+        bytes_fewer = plain.activation_bytes(recompute=False) - fused.activation_bytes(
+            recompute=False
+        )
+        assert bytes_fewer == 28 * fewer * 2 * 8960
+    on_a_cpu = replace(memory, device_type="cpu")
+    assert replace(on_a_cpu, has_fused_gate=True).activation_bytes(
+        recompute=False
+    ) == on_a_cpu.activation_bytes(recompute=False)
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "expected"),
     [

@@ -132,6 +132,21 @@ def test_a_trained_policy_exports_its_master_weights(family: str, tmp_path: Path
     assert "dapo" not in (tmp_path / "out" / "config.json").read_text()
 
 
+def test_an_export_needs_no_weights_of_the_initial_model_and_can_round(tmp_path: Path) -> None:
+    without_weights = load_model("tiny-random", dtype=torch.float32, device="meta")
+    masters = {name: weight * 1.001 for name, weight in tiny().named_tensors()}
+    for dtype in (None, torch.bfloat16):
+        out = tmp_path / str(dtype)
+        export_model(masters.items(), without_weights, out, dtype=dtype)
+        expected = dtype or torch.float32
+        stored = load_file(out / "model.safetensors")
+        for name, weight in stored.items():
+            assert torch.equal(weight, masters[name].to(expected)), name
+        config = json.loads((out / "config.json").read_text())
+        assert config["dtype"] == str(expected).removeprefix("torch.")
+        assert load_model(str(out), dtype=expected).stop_ids == tiny().stop_ids
+
+
 def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_model(
     directory: Path,
 ) -> None:

@@ -187,6 +187,36 @@ def exported(sync_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_an_export_has_the_type_of_the_run_unless_another_is_named(
+    sync_run: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import torch
+
+    from dapo.policy.checkpoint import SavedWeights
+    from dapo.start.export import export_model_of
+    from dapo.start.read import read_model
+
+    devices = []
+
+    def read(*arguments: Any) -> Any:
+        loaded = read_model(*arguments)
+        devices.append(next(loaded.model.parameters()).device.type)
+        return loaded
+
+    run = tmp_path / "run"
+    shutil.copytree(sync_run, run)
+    config = run / "config.yaml"
+    config.write_text(re.sub("dtype: .*", "dtype: bfloat16", config.read_text(), count=1))
+    monkeypatch.setattr("dapo.start.read.read_model", read)
+    masters = dict(SavedWeights(run / "checkpoints" / "step_000004").named_tensors())
+    for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32), (None, None)):
+        folder = tmp_path / str(dtype)
+        export_model_of(run, folder, step=None, warn=pytest.fail, dtype=dtype)
+        for name, weight in load_file(folder / "model.safetensors").items():
+            assert torch.equal(weight, masters[name].to(expected)), name
+    assert devices == ["meta"] * 3, "the initial weights are not read"
+
+
 def code_in(folder: Path, language: str) -> str:
     match = re.search(rf"```{language}\n(.*?)\n```", (folder / "README.md").read_text(), re.DOTALL)
     assert match is not None

@@ -40,6 +40,7 @@ from dapo.core.errors import (
 )
 from dapo.core.files import damage_of, read_json
 from dapo.core.loading import add_code_folder
+from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_text, printable, warn
 from dapo.core.text import did_you_mean
 from dapo.core.waiting import Interrupted
@@ -531,14 +532,16 @@ class Run:
         adapter: bool = False,
         push: str | None = None,
         private: bool = False,
+        dtype: DtypeName = "auto",
     ) -> Path:
         """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.
 
         It has a model card, README.md. `adapter` writes only the adapter of a run with
-        `model.lora`. `push="OWNER/NAME"` also uploads it to the Hugging Face hub, with the token of
-        `hf auth login` or HF_TOKEN, makes the repository if it is missing, `private` if wanted, and
-        prints its address. Raises CheckpointError without such a checkpoint, and PushFailed if the
-        hub does not take the model, which stays in `path`.
+        `model.lora`. `dtype` is the type of the weights, `auto` the run's. `push="OWNER/NAME"` also
+        uploads it to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN, makes the
+        repository if it is missing, `private` if wanted, and prints its address. Raises
+        CheckpointError without such a checkpoint, and PushFailed if the hub does not take the
+        model, which stays in `path`.
         """
         from dapo.start.export import export_model_of
 
@@ -551,6 +554,7 @@ class Run:
             adapter=adapter,
             push=push,
             private=private,
+            dtype=dtype,
             warn=warn,
         )
         if exported.address is not None:

@@ -25,6 +25,7 @@ from dapo.cli.arguments import (
 )
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
+from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at
@@ -541,6 +542,9 @@ def export(
     private: Annotated[
         bool, Option("--private", help="Make the repository of --push private.")
     ] = False,
+    dtype: Annotated[
+        DtypeName, Option(metavar="TYPE", help="Type of the weights; auto: the run's model.dtype.")
+    ] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a Hugging Face model directory, with a model card."""
@@ -548,7 +552,7 @@ def export(
 
     with stdout_to_stderr(as_json):
         summary = export_run(
-            run_dir, out_dir, step=step, adapter=adapter, push=push, private=private
+            run_dir, out_dir, step=step, adapter=adapter, push=push, private=private, dtype=dtype
         )
     if as_json:
         print_json(summary)

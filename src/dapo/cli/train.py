@@ -15,6 +15,7 @@ from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
 from dapo.core.errors import CheckpointError
+from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
 from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
@@ -191,6 +192,7 @@ def export_run(
     adapter: bool = False,
     push: str | None = None,
     private: bool = False,
+    dtype: DtypeName = "auto",
 ) -> dict[str, Any]:
     """Write a checkpoint as a Hugging Face model directory, and say what comes next.
 
@@ -201,13 +203,21 @@ def export_run(
         adapter: write only the adapter, in peft's format.
         push: the repository on the hub to which it is uploaded; None: none.
         private: make that repository private.
+        dtype: the type of the weights; `auto`: that of the run.
 
     Returns JSON values: model, run, step, base, whether it is an adapter, and the address.
     """
     from dapo.start.export import export_model_of
 
     exported = export_model_of(
-        path, out_dir, step=step, warn=warn, adapter=adapter, push=push, private=private
+        path,
+        out_dir,
+        step=step,
+        warn=warn,
+        adapter=adapter,
+        push=push,
+        private=private,
+        dtype=dtype,
     )
     kind = "adapter of " if adapter else ""
     print_text(

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from dapo.config.data_spec import Source, mix_of, parse_spec, paths_in
 from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
+from dapo.core.model_files import DtypeName
 
 
 def _list_as_mix(value: object) -> object:
@@ -44,7 +45,7 @@ class ModelConfig(Section):
             " directory."
         )
     )
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
+    dtype: DtypeName = option(
         "auto",
         "Number format of the forward and backward passes; master weights are float32 (float64 with"
         " float64). auto: bfloat16 if the processor, or a GPU from compute capability 8.0,"

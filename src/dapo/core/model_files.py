@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import quiet_hub
@@ -11,6 +12,7 @@ PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Names of weights that only unpickling reads, which can run code."""
 CONFIG_FILE = "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+DtypeName: TypeAlias = Literal["auto", "bfloat16", "float32", "float64"]
 
 
 def require_new_folder(out: Path) -> None:

@@ -158,7 +158,7 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     try:
-        write_model_directory(dict(model.named_parameters()), model, tokenizer, directory)
+        write_model_directory(model.named_parameters(), model, tokenizer, directory)
     except OSError:
         # another process may have finished first; its directory is equal
         if not directory.is_dir():

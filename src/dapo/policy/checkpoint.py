@@ -26,7 +26,9 @@ WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 BUFFER_BYTES = 2**30
 ALIGNMENT = 64
-"""The size of a buffer for copies of tensors, and the multiple of bytes at which each begins."""
+"""The size of a buffer for copies of tensors, and the multiple of bytes at which each begins. About
+as much of a folder of shards is read at a time.
+"""
 
 ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Returns this process's tensors of a kind like `like`, from `(checkpoint, kind, like)`."""
@@ -196,11 +198,17 @@ class SavedWeights:
         path = stored_at(self._directory, WEIGHTS)
         with as_checkpoint_error(path):
             if path.is_dir():
-                yield from _read_folder(path).items()
+                for part in _parts_of_folder(path):
+                    yield from part.items()
             else:
                 with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118  (no mapping)
-                        yield name, file.get_tensor(name)
+                    names = list(file.keys())
+                for name in names:
+                    # opened for each: what was read of a file stays mapped until it is closed
+                    with safe_open(path, framework="pt") as file:
+                        tensor = file.get_tensor(name)
+                    yield name, tensor
+                    del tensor  # before the next is read
 
 
 def stored_at(directory: Path, kind: str) -> Path:
@@ -249,14 +257,27 @@ def read_counters(directory: Path) -> dict[str, Any]:
 
 
 def _read_folder(path: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for part in _parts_of_folder(path):
+        tensors |= part
+    return tensors
+
+
+def _parts_of_folder(path: Path) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors that several ranks wrote, about BUFFER_BYTES at a time."""
     # imports torch.distributed, which few runs need
     from dapo.policy.fsdp.checkpoint import read_shards, stored_like
 
-    tensors = {}
+    part: dict[str, Tensor] = {}
     for name, like in stored_like(path).items():
-        tensors[name] = torch.empty(like.shape, dtype=like.dtype)
-    read_shards(path, tensors)
-    return tensors
+        part[name] = torch.empty(like.shape, dtype=like.dtype)
+        if sum(tensor.nbytes for tensor in part.values()) >= BUFFER_BYTES:
+            read_shards(path, part)
+            yield part
+            part = {}
+    if part:
+        read_shards(path, part)
+        yield part
 
 
 def _format_lora(lora: Mapping[str, float] | None) -> str:

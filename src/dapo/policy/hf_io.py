@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,9 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from dapo.core.loading import quiet_hub
 from dapo.types import WeightLayout
+
+SHARD_BYTES = 5 * 10**9
+"""The largest file of weights: readers map one at a time, and uploads begin again with the file that failed."""
 
 
 @contextlib.contextmanager
@@ -91,7 +95,7 @@ def config_of(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def write_model_directory(
-    tensors: dict[str, Tensor],
+    weights: Iterable[tuple[str, Tensor]],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
@@ -101,8 +105,8 @@ def write_model_directory(
     """Write weights, configuration, generation settings and tokenizer.
 
     Args:
-        tensors: the weights by name, which keep their type.
-        model: has the configuration and the generation settings.
+        weights: the weights by name, of one type; at most a file of them is in memory.
+        model: has the configuration and the generation settings; its weights are not read.
         tokenizer: the model's tokenizer.
         out: a directory that is absent or empty.
         files: further files by name, with their text.
@@ -110,14 +114,58 @@ def write_model_directory(
     with appearing_directory(out) as temporary:
         write_texts(files, temporary)
         config = config_of(model)
-        config.dtype = next(iter(tensors.values())).dtype
+        config.dtype = write_shards_of_weights(weights, temporary)
         config.save_pretrained(temporary)
         if model.generation_config is not None:
             # save_pretrained refuses settings that some published models contain
             model.generation_config.to_json_file(temporary / "generation_config.json")
         with quiet_transformers():
             tokenizer.save_pretrained(temporary)
-        write_tensors(tensors, temporary / "model.safetensors")
+
+
+def write_shards_of_weights(
+    weights: Iterable[tuple[str, Tensor]], folder: Path, *, shard_bytes: int = SHARD_BYTES
+) -> torch.dtype | None:
+    """Write `model.safetensors`, or files of at most `shard_bytes` with an index; return the type.
+
+    One larger weight is a file of its own. Raises OSError if writing fails.
+    """
+    dtype = None
+    total = 0
+    shards: list[list[str]] = []
+    for shard in _shards(weights, shard_bytes):
+        dtype = next(iter(shard.values())).dtype
+        total += sum(tensor.nbytes for tensor in shard.values())
+        write_tensors(shard, folder / f"{len(shards)}.safetensors")
+        shards.append(list(shard))
+        shard.clear()  # before the next one fills
+    if len(shards) == 1:
+        (folder / "0.safetensors").rename(folder / SAFE_WEIGHTS_NAME)
+        return dtype
+    file_of: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        # the names that transformers and the hub give to shards
+        file_name = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"{number}.safetensors").rename(folder / file_name)
+        file_of |= dict.fromkeys(names, file_name)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
+    return dtype
+
+
+def _shards(weights: Iterable[tuple[str, Tensor]], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the weights in their order, as many at a time as a file holds."""
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights:
+        if shard and size + tensor.nbytes > shard_bytes:
+            yield shard
+            shard = {}
+            size = 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard
 
 
 def write_texts(files: Mapping[str, str] | None, folder: Path) -> None:

@@ -5,7 +5,7 @@ the tensors that autograd saves in a forward, for every family of models.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +14,7 @@ from dapo.config.data_spec import kinds
 from dapo.config.lengths import lower_lengths
 from dapo.core.errors import ConfigError
 from dapo.core.memory import GIB
+from dapo.policy.gpu_layers import liger_functions
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
@@ -61,6 +62,8 @@ class TrainerMemory:
     dimensions: ModelDimensions
     lengths: ResponseLengths
     device_type: str = "cuda"
+    # whether a gate is one function (`policy.gpu_layers`); not known of another machine's GPU
+    has_fused_gate: bool = field(default_factory=lambda: liger_functions() is not None)
 
     @property
     def ranks(self) -> int:
@@ -212,8 +215,19 @@ class TrainerMemory:
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
         if dimensions.qk_norm:  # their outputs are rotated and not kept
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
-        products = 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
+        products = self._num_products() * e * dimensions.intermediate
         return norms + self._attention_bytes(queries, keys) + products
+
+    def _num_products(self) -> int:
+        """Return how many products of a feed-forward layer are kept.
+
+        They are the gate, activated, the other one, and both together. A fused gate keeps the first
+        and the third, and for an adapter the last, too.
+        """
+        is_fused = self.has_fused_gate and self.device_type == "cuda"
+        if not is_fused or self.dimensions.gemma_norms:
+            return 4
+        return 2 if self.config.model.lora is None else 3
 
     def _attention_bytes(self, queries: int, keys: int) -> float:
         """Return the bytes per token that attention keeps, with a float32 number per head."""

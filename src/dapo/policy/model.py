@@ -316,16 +316,19 @@ def export_model(
     out_dir: str | Path,
     *,
     files: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Write weights as a directory for `from_pretrained`, which appears complete or not at all.
 
-    A tied weight is written once.
+    A tied weight is written once. The weights are read one at a time.
 
     Args:
         tensors: the weights, from `WeightSource.named_tensors`.
-        source: has the configuration, the tokenizer and the generation settings.
+        source: has the configuration, the tokenizer and the generation settings; its weights are
+            not read, so that it may be on the meta device.
         out_dir: the directory, which is absent or empty.
         files: further files by name, with their text.
+        dtype: the type of the written weights; None: their own.
 
     Raises:
         ConfigError: the directory is not empty.
@@ -333,17 +336,27 @@ def export_model(
     """
     out = Path(out_dir)
     require_new_folder(out)
-    weights = dict(tensors)
     names = dict(source.model.named_parameters()).keys()
     tied = tied_names(source.model).keys()
-    differing = sorted(weights.keys() ^ (names | tied))
-    if differing:
-        raise ValueError(
-            f"{len(differing)} weight names differ from {source.name}'s, the first is"
-            f" {differing[0]}"
-        )
-    stored = {name: weights[name] for name in names}
-    write_model_directory(stored, source.model, source.tokenizer, out, files=files)
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        missing = set(names | tied)
+        unexpected = []
+        for name, tensor in tensors:
+            if name not in missing:
+                unexpected.append(name)
+                continue
+            missing.discard(name)
+            if name in names:
+                yield name, tensor.to(dtype)
+        differing = sorted([*missing, *unexpected])
+        if differing:
+            raise ValueError(
+                f"{len(differing)} weight names differ from {source.name}'s, the first is"
+                f" {differing[0]}"
+            )
+
+    write_model_directory(read(), source.model, source.tokenizer, out, files=files)
 
 
 def _from_pretrained(

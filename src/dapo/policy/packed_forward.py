@@ -15,6 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo.core.errors import ConfigError
 from dapo.libs.cpu_kernels import fuse_layers
+from dapo.policy.gpu_layers import liger_functions, use_flash_attention_3, use_layer_functions
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.packed_attention import (
     IMPLEMENTATION,
@@ -46,6 +47,10 @@ def prepare_packed_forward(model: PreTrainedModel) -> str | None:
         return None
     use_packed_attention(model)
     fuse_layers(model)
+    functions = liger_functions()
+    if functions is not None:
+        use_layer_functions(model, functions)
+    use_flash_attention_3()
     return str(plain)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import dapo
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.core.model_files import require_new_folder
+from dapo.core.model_files import DtypeName, require_new_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
@@ -28,7 +28,8 @@ def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
         raise CheckpointError(f"{option}={name} has no checkpoint yet")
     exported = run.exported_folder / checkpoint.name
     if not exported.is_dir():
-        export_model_of(run.path, exported, step=step_of(checkpoint), warn=log)
+        # another run begins with these weights: unrounded
+        export_model_of(run.path, exported, step=step_of(checkpoint), warn=log, dtype=None)
     log(f"{option}: {name} is exported to {exported}")
     return str(exported)
 
@@ -54,6 +55,7 @@ def export_model_of(
     adapter: bool = False,
     push: str | None = None,
     private: bool = False,
+    dtype: DtypeName | None = "auto",
 ) -> Exported:
     """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
 
@@ -67,6 +69,8 @@ def export_model_of(
         adapter: write only the adapter, for peft.
         push: the repository on the hub, [OWNER/]NAME, to which it is uploaded; None: none.
         private: make that repository private.
+        dtype: the type of the weights; `auto`: that of the run; None: as the checkpoint has them.
+            An adapter keeps its own.
 
     Raises:
         CheckpointError: the run has no such checkpoint.
@@ -86,13 +90,18 @@ def export_model_of(
         repository = find_repository(push, private=private)
     elif private:
         raise ConfigError("private is about the repository of a push, and none is named")
+    import torch
+
+    from dapo.policy.checkpoint import SavedWeights
     from dapo.policy.lora import export_adapter, saved_weights
     from dapo.policy.model import export_model
     from dapo.start.read import read_model
     from dapo.start.resolve import resolve_auto
 
     config = resolve_auto(stored_config, training=False)
-    loaded = read_model(config.model, config.train, "cpu")
+    # only what an adapter changes is read: all other weights are in the checkpoint
+    is_merged = SavedWeights(checkpoint).lora is not None and not adapter
+    loaded = read_model(config.model, config.train, "cpu" if is_merged else "meta")
     card = read_card(
         run,
         checkpoint,
@@ -109,7 +118,10 @@ def export_model_of(
         export_adapter(checkpoint, loaded, out_dir, base=base, files=files)
     else:
         weights = saved_weights(checkpoint, loaded.model).named_tensors()
-        export_model(weights, loaded, out_dir, files=files)
+        written = None
+        if dtype is not None:
+            written = getattr(torch, config.model.dtype if dtype == "auto" else dtype)
+        export_model(weights, loaded, out_dir, files=files, dtype=written)
     address = None
     if repository is not None:
         message = f"Step {card.step} of a run of dapo {dapo.__version__}"

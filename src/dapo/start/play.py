@@ -217,6 +217,9 @@ class _Recorder:
             self.texts[index] = response.text
         return responses
 
+    def abort(self) -> None:
+        self._sampler.abort()
+
 
 def _with_room(episodes: Episodes) -> Episodes:
     """Let observations have more tokens where each byte is one: the limit is for a model's."""

@@ -17,6 +17,7 @@ from dapo.data.sources.rows import prompt_text
 from dapo.distributed.launch import use_expandable_segments
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
+from dapo.policy.gpu_layers import layer_notes
 from dapo.policy.model import (
     LoadedModel,
     device_of,
@@ -210,6 +211,7 @@ def read_model_and_encoder(
             capability = None
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
+        notes += layer_notes(device)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
 
 
