@@ -18,6 +18,12 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 LARGEST = 2**31 - 1
 
+MAX_KERNELS = "64"
+"""More than the shapes of products in one update of ragged microbatches."""
+KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+GROWTH = 1.15
+"""The growth of the resident memory at which freed blocks are returned to the system."""
+
 VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
 """Prefixes of the environment variables that configure the allocator."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
@@ -55,6 +61,56 @@ def keep_freed_memory() -> bool:
         return False
     library = ctypes.CDLL(None)
     return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, LARGEST))
+
+
+def bound_kernels() -> None:
+    """Bound the kernels that oneDNN keeps, unless the environment does.
+
+    It compiles one for each shape of a product in bfloat16, which takes about a megabyte, and keeps
+    1,024 by default. Batches of ragged lengths seldom meet a shape again. Call this before the
+    first product.
+    """
+    os.environ.setdefault(KERNELS, MAX_KERNELS)
+
+
+class FreedMemory:
+    """Returns freed blocks to the system when the process has grown, under glibc.
+
+    Blocks of ragged lengths leave holes in the heap, which stay resident and which longer blocks do
+    not fill, so the peak of an update rises from step to step.
+    """
+
+    def __init__(self) -> None:
+        library_name, _ = platform.libc_ver()
+        self._library = ctypes.CDLL(None) if library_name == "glibc" else None
+        self._limit: float | None = None
+
+    def trim_if_grown(self) -> bool:
+        """Return the blocks if the resident memory has grown since the update after the last time.
+
+        Call it after each update. Returns whether it did.
+        """
+        resident = resident_bytes()
+        if self._library is None or resident is None:
+            return False
+        if self._limit is None:
+            self._limit = GROWTH * resident
+            return False
+        if resident <= self._limit:
+            return False
+        self._library.malloc_trim(0)
+        self._limit = None
+        return True
+
+
+def resident_bytes() -> int | None:
+    """Return the main memory that this process holds now; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except OSError:
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from transformers import (
 from dapo.config import Config
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
-from dapo.core.memory import explain_out_of_memory
+from dapo.core.memory import bound_kernels, explain_out_of_memory
 from dapo.core.model_files import pickled_only, require_model_files, require_new_folder
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import (
@@ -135,6 +135,7 @@ def load_model(
     tokenizer, if some weights would stay random, or if nothing ends a response: the files name no
     end token, and there is no chat template that could.
     """
+    bound_kernels()
     model: Any
     weight_files = None
     with quiet_transformers():

@@ -14,7 +14,7 @@ from torch import Tensor
 from dapo.algo.entropy import EntropyBonus
 from dapo.algo.kl import token_kl
 from dapo.config import Config, LossConfig
-from dapo.core.memory import explain_out_of_memory
+from dapo.core.memory import FreedMemory, explain_out_of_memory
 from dapo.core.ranges import select
 from dapo.policy.checkpoint import (
     ReadTensors,
@@ -118,6 +118,7 @@ class PolicyCore:
                 recompute_layers(self.critic.model)
         self._optimizer = self._make_optimizer()
         self._copy = StateCopy()
+        self._freed_memory = FreedMemory()
 
     @property
     def skipped_in_a_row(self) -> int:
@@ -482,6 +483,7 @@ class Policy(PolicyCore):
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
         if self.critic is not None:
             metrics |= self.critic.apply_gradient(critic_sums, step=step)
+        self._freed_memory.trim_if_grown()
         return metrics
 
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:

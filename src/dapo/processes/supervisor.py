@@ -18,11 +18,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from glob import glob
-from pathlib import Path
 from typing import NamedTuple
 
 from dapo.core.terminal import UNSAFE
+from dapo.processes.proc_files import children_of, read_bytes
 from dapo.processes.spawn import exit_reason
 
 MAX_PROCESSES = 256  # of a worker; more are a leak or a fork bomb
@@ -208,27 +207,21 @@ def _descendants(pid: int) -> list[int]:
     descendants = []
     new = [pid]
     while new:
-        new = [child for parent in new for child in _children(parent)]
+        new = [child for parent in new for child in children_of(parent)]
         descendants += new
     return descendants
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for path in glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(OSError):  # it has exited
-            children += map(int, Path(path).read_text().split())
-    return children
 
 
 def _memory_of(pid: int) -> int:
     """Return the bytes of a process's private and shared memory, without files."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = read_bytes(f"/proc/{pid}/status").splitlines()
     except OSError:
         return 0
     return sum(
-        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
+        int(line.split()[1]) * 1024
+        for line in lines
+        if line.startswith((b"RssAnon:", b"RssShmem:"))
     )
 
 
@@ -238,7 +231,7 @@ def _kill_all(worker: int) -> None:
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker, signal.SIGKILL)
-        for child in _children(os.getpid()):  # their own children are adopted in turn
+        for child in children_of(os.getpid()):  # their own children are adopted in turn
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
         try:

@@ -314,7 +314,9 @@ class ShardedPolicy(PolicyCore):
         custom = self._custom_loss
         sums = [self._backward(rank_microbatch, custom) for rank_microbatch in rank_microbatches]
         rank_sums = add_sums([*sums, self._optimizer.measure()])
-        return self._apply_gradient(add_sums(self._ranks.gather(rank_sums)), step=step)
+        metrics = self._apply_gradient(add_sums(self._ranks.gather(rank_sums)), step=step)
+        self._freed_memory.trim_if_grown()
+        return metrics
 
     @explain_out_of_memory(
         torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES
