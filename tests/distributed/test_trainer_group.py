@@ -252,6 +252,8 @@ class FakeWorker:
         future: Future[Any] = Future()
         given = self.answers[method]
         self.calls[method] = arguments[0] if arguments else None
+        if callable(given):
+            given = given(*arguments)
         if isinstance(given, Exception):
             future.set_exception(given)
         elif given is not None:
@@ -404,6 +406,38 @@ def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(
         "a": [1, 1],
         "b": [1, 1],
     }
+
+
+def test_a_piece_of_the_weights_is_read_while_the_one_before_it_is_written(
+    trainer_group_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dapo.distributed.weight_files import write_chunks
+
+    content = bytes(range(250))
+    events: list[str] = []
+
+    def read(start: int, size: int) -> bytes:
+        events.append(f"read {start}")
+        return content[start : start + size]
+
+    def write(path: Path, chunks: Iterator[bytes], *, size: int) -> None:
+        def noted() -> Iterator[bytes]:
+            for chunk in chunks:
+                events.append(f"write {chunk[0]}")
+                yield chunk
+
+        write_chunks(tmp_path / "weights", noted(), size=size)
+
+    monkeypatch.setattr("dapo.distributed.trainer_group.PIECE_BYTES", 100)
+    monkeypatch.setattr("dapo.distributed.trainer_group.write_chunks", write)
+    monkeypatch.setattr(WeightsFolder, "keep", lambda folder, path, version: path)
+    group, _ = trainer_group_of(
+        {"can_access": False, "export_weights": len(content), "read_weights": read},
+        {"export_weights": ...},
+    )
+    group.weights(version=1)
+    assert (tmp_path / "weights").read_bytes() == content
+    assert events == ["read 0", "read 100", "write 0", "read 200", "write 100", "write 200"]
 
 
 def test_ranks_of_one_machine_meet_in_a_folder_of_their_user_alone(trainer_group_of: Any) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
@@ -228,14 +228,19 @@ class TrainerGroup:
             self._all("export_weights", path, version)
         else:
             size = self._all("export_weights", None, version)[0]
-            starts = range(0, size, PIECE_BYTES)
-            requests = (
-                self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
-                for start in starts
-            )
-            chunks = (self._answers(futures, self._timeout_s)[0] for futures in requests)
-            write_chunks(path, chunks, size=size)
+            write_chunks(path, self._pieces(size), size=size)
         return self._folder.keep(path, version)
+
+    def _pieces(self, size: int) -> Iterator[Any]:
+        """Yield the exported weights in pieces; a rank reads the next one while one travels."""
+        reading: list[Future[Any]] = []
+        for start in range(0, size, PIECE_BYTES):
+            following = self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
+            if reading:
+                yield self._answers(reading, self._timeout_s)[0]
+            reading = following
+        if reading:
+            yield self._answers(reading, self._timeout_s)[0]
 
     def save(self, directory: Path) -> None:
         """Like `Policy.save`, into a `directory` that all ranks can reach."""
