@@ -13,13 +13,14 @@ from transformers import AutoConfig
 
 from dapo.analysis.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.analysis.check.report import estimate_of, find_problems
-from dapo.config import Config, load_config
+from dapo.config import Config, build_config, load_config
 from dapo.core.errors import ConfigError, EngineError
 from dapo.distributed.vllm_spec import vllm_engine_spec
 from dapo.engines.vllm.start import VllmOptions, engine_arguments
 from dapo.policy.model_dimensions import _FIELDS, PUBLISHED
 from dapo.start.resolve import require_hardware
 from helpers.paths import CONFIGS
+from helpers.shipped_configs import SHIPPED
 from helpers.tables import for_each_row
 
 GIB = 2**30
@@ -135,13 +136,15 @@ def test_check_of_the_shipped_7b_is_for_its_eight_gpus() -> None:
 
 @for_each_row(
     ["name", "gpus"],
-    [(path.stem, gpus) for path in sorted(CONFIGS.glob("*.yaml")) for gpus in (1, 8)],
+    [(name, gpus) for name in SHIPPED for gpus in (1, 8)],
 )
 def test_an_evaluation_counts_its_own_engines_only(
     model_folder: Callable[[str], str], name: str, gpus: int
 ) -> None:
     """Of each shipped configuration, with vLLM, on this machine."""
-    config = with_gpus(name, "rollout.engine=vllm", "launcher=local", AUTO, "model.dtype=bfloat16")
+    options = SHIPPED[name].model_dump(mode="json")
+    on_gpus = ["train.device=cuda", "rollout.engine=vllm", "launcher=local", AUTO]
+    config = build_config(options, [*on_gpus, "model.dtype=bfloat16"])
     if config.model.name in PUBLISHED:
         config = config.changed("model", name=model_folder(config.model.name))
     evaluated = config.without_trainer(gpus)

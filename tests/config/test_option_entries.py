@@ -9,12 +9,13 @@ import jsonschema
 import pytest
 from omegaconf import OmegaConf
 
-from dapo.config import build_config, load_config
+from dapo.config import build_config
 from dapo.config.option_entries import entries_of, option_differences, option_entries
 from dapo.config.schema import config_schema
 from dapo.core.errors import ConfigError
 from helpers.commands import run
 from helpers.paths import CONFIGS, ROOT
+from helpers.shipped_configs import configs_of
 from helpers.tables import for_each_row
 
 SCHEMA = config_schema()
@@ -54,7 +55,16 @@ def test_a_number_has_a_unit_and_its_name_agrees_with_it():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_configuration_is_valid_by_the_schema_as_written_and_as_run(path: Path):
     jsonschema.validate(OmegaConf.to_container(OmegaConf.load(path)), SCHEMA)
-    jsonschema.validate(load_config(path).model_dump(mode="json"), SCHEMA)
+    for config in configs_of(path).values():
+        jsonschema.validate(config.model_dump(mode="json"), SCHEMA)
+
+
+def test_a_stage_is_valid_by_the_schema_with_any_options_and_no_other_keys():
+    options = {"model": "tiny-random", "stages": {"a": {"data": {"eval": "builtin:sums"}}}}
+    assert is_valid(options)
+    assert not is_valid({**options, "stages": {"a": {"dta": {}}}})
+    assert not is_valid({**options, "stages": {}})
+    assert not is_valid({"model": "tiny-random"})
 
 
 @for_each_row(

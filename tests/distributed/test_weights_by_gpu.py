@@ -4,6 +4,7 @@ one line.
 
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dapo.policy.hf_io import layout_of
 from dapo.types import GenerationRequest
 from helpers.file_group import FileGroup
 from helpers.launchers import ENVIRONMENT
+from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import tiny
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -143,6 +145,71 @@ def test_an_engine_lost_between_transfers_gets_a_file_and_is_connected_again(
     pool.load_weights(Weights(2), 2)
     assert tokens_of(pool, 2) == [[Weights(2).token, 1]] * 2
     assert len((tmp_path / "connected").read_text().splitlines()) == 4
+
+
+def test_an_engine_lost_while_the_policy_updates_waits_for_the_next_weights(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, messages = pool_of(launcher, tmp_path, reproducible=False)
+    for version in range(2):
+        pool.load_weights(Weights(version), version)
+    requests = [GenerationRequest(f"{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(4)]
+    pool.submit(requests[:2])
+    pool._engines[0].worker.kill()
+    with monkeypatch.context() as while_updating:
+        # as of weights that the trainer ranks have updated since they sent them
+        while_updating.setattr(pool, "_load_call", lambda: None)
+        done: list[Any] = []
+        while len(done) < 1 or pool.restarts < 1:
+            done += pool.poll()
+    pool.submit(requests[2:])  # go to the engine that has weights
+    while len(done) < 3:
+        done += pool.poll()
+    assert sorted(one.request_id for one in done) == ["1", "2", "3"]
+    assert {tuple(one.token_ids) for one in done} == {(Weights(1).token, 1)}
+    assert pool.poll() == []
+    assert [(one.request_id, list(one.token_ids)) for one in pool.abort(["0"])] == [("0", [])]
+    assert len(messages) == 2
+    assert "engine-0 waits for the next weights" in messages[1]
+    pool.load_weights(Weights(2), 2)
+    assert tokens_of(pool, 2) == [[Weights(2).token, 1]] * 2
+
+
+def test_ranks_write_no_file_of_weights_that_they_have_updated_since(
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("train.device=cpu", "distributed.trainer_ranks=2")
+    with monkeypatch.context() as on_gpus:
+        on_gpus.setattr(Config, "gpu_shares", lambda self, gpus: GpuShares(transfer="nccl"))
+        group = TrainerGroup(config, launcher)
+    before: Any = group.weights(version=0)
+    assert before.export().version == 0
+    samples = [
+        replace(one, prompt_ids=(1, 2, 3), response_ids=(4, 5, 6, 7))
+        for one in groups_of([(3, (4, 4))])
+    ]
+    group.update(samples, step=1)
+    after: Any = group.weights(version=1)
+    assert before.export() is None
+    assert after.export().version == 1
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "transfer"),
+    [
+        (["schedule=sync"], "nccl"),
+        (["schedule=async", "rollout.clock=load"], "nccl"),
+        (["schedule=async", "rollout.clock=history"], None),
+        (["schedule=async", "rollout.clock=load", "distributed.trainer_ranks=1"], None),
+    ],
+)
+def test_weights_are_sent_where_a_lost_engine_can_get_its_own_or_may_wait(
+    options: list[str], transfer: str | None
+) -> None:
+    layout = ["rollout.engine=vllm", "rollout.engines=4", "distributed.trainer_ranks=4"]
+    config = tiny("train.device=cuda", *layout, *options)
+    assert config.gpu_shares(8).transfer == transfer
 
 
 def test_a_trainer_whose_end_fails_continues_with_files(

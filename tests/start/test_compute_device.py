@@ -97,10 +97,10 @@ def use_driver(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(model, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(model, "NVIDIA_DRIVER", tmp_path / "version")
     monkeypatch.setattr(model, "DEVICES", tmp_path)
     (tmp_path / "nvidia0").touch()
-    model.DRIVER.write_text(text, encoding="utf-8")
+    model.NVIDIA_DRIVER.write_text(text, encoding="utf-8")
 
 
 OLD = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"

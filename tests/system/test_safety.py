@@ -27,6 +27,7 @@ from dapo.types import Problem
 from helpers.hostile_functions import ATTACK
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
+from helpers.shipped_configs import SHIPPED
 
 SECRET = "zqK7vX31"
 CANARY = "canary-5c1d7e"
@@ -114,8 +115,8 @@ def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files:
 
 
 def test_no_shipped_configuration_trusts_code_of_a_model_and_it_is_asked_for_by_name_only():
-    for path in sorted(CONFIGS.glob("*.yaml")):
-        assert load_config(path).model.trust_remote_code is False, path
+    for name, config in SHIPPED.items():
+        assert config.model.trust_remote_code is False, name
     assert (
         load_config(CONFIGS / "tiny.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code
         is True

@@ -400,7 +400,11 @@ class Config(Section):
         # torch counts one reader of a buffer that processes share: a second one would keep the
         # buffer from being freed
         can_send = has_trainer and (not is_shared or (is_paired and per_gpu[1] <= 1))
-        if not self.samples_ahead and self.rollout.engine_kind.receives_weights and can_send:
+        # an engine that is lost while the policy updates waits for the next weights, in no order that
+        # a repetition would have; ranks know whether those that it had are still theirs
+        can_wait = self.rollout.clock == "load" and self.uses_trainer_group
+        can_send = can_send and (can_wait or not self.samples_ahead)
+        if can_send and self.rollout.engine_kind.receives_weights:
             transfer = "ipc" if is_shared else "nccl"
         return GpuShares(per_gpu[0], per_gpu[1], is_shared, is_paired, alternates, transfer)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dapo.config.load import STAGES
 from dapo.config.option_entries import yaml_text
 from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
 from dapo.config.options import Config
@@ -65,6 +66,7 @@ def config_schema() -> dict[str, Any]:
     # a short form: `_with_agent` of config/load.py
     for parent in ("", "environment"):
         sections[parent]["properties"]["agent"] = _AGENT
+    _add_stages(schema)
     _use_names_of_the_standard(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -72,6 +74,26 @@ def config_schema() -> dict[str, Any]:
         "title": "Configuration of dapo",
         "description": "A run of dapo; `dapo show options` lists every option.",
     }
+
+
+def _add_stages(schema: dict[str, Any]) -> None:
+    """Let a file have stages, of which each has any options; without them it needs all required."""
+    # demonstrations may stand in its place
+    schema["$defs"]["DataConfig"].pop("required")
+    schema["$defs"]["Stage"] = {
+        "description": "The options of a stage, which win over those of the file.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": dict(schema["properties"]),
+    }
+    schema["properties"][STAGES] = {
+        "description": "Runs that train one after the other, each the model of the one before.",
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": {"$ref": "#/$defs/Stage"},
+    }
+    required = schema.pop("required")
+    schema["anyOf"] = [{"required": required}, {"required": [STAGES]}]
 
 
 def _use_names_of_the_standard(value: Any) -> None:

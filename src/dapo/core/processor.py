@@ -4,6 +4,7 @@ import platform
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 BFLOAT16_CAPABILITY = (8, 0)
 """The lowest compute capability of a GPU with bfloat16 units, and with attention kernels for
 variable lengths.

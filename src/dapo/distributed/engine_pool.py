@@ -10,7 +10,9 @@ returns as soon as any engine has answered, and a slow engine delays no other.
 A process that dies or does not answer in time is replaced. The new one gets the weights and then
 every call that the lost one had answered (replay); what was delivered before is dropped. An engine
 is a function of its weights and of the calls on it, so the new one reaches the state of the lost
-one. Without `reproducible` only unanswered requests are sampled again.
+one. Without `reproducible` only unanswered requests are sampled again. Where the lost weights exist
+nowhere any more, because they went from GPU to GPU and the policy has been updated since, the new
+one waits for the next ones: its requests stay unanswered until they are aborted, without a token.
 """
 
 import time
@@ -78,6 +80,8 @@ class EngineHandle:
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     allowed_s: float = 0.0
     deadline: float = 0.0  # the `time.monotonic` at which its answer is overdue
+    awaits_weights: bool = False
+    """Whether its process has been replaced, and gets no call before the next weights."""
 
     def send(self, call: Call) -> None:
         self.request(call.method, *call.arguments, timeout_s=self.timeout_s)
@@ -128,6 +132,12 @@ class EngineHandle:
                 self.pending_call = None
             return error
         return None
+
+    def without_weights(self, call: Call, version: int) -> Any:
+        """Return what a call answers before the next weights: nothing is sampled."""
+        if call.method == "abort":
+            return [Generation(name, (), (), "aborted", version) for name in call.arguments[0]]
+        return [] if call.method == "poll" else None
 
     def compact_call_log(self) -> None:
         """Shorten the log to unanswered requests, whose repetition is equal up to rounding."""
@@ -237,13 +247,15 @@ class EnginePool(EngineState):
         self._answered.clear()
         for engine in self._engines:
             engine.call_log.clear()
+            engine.awaits_weights = False
         if self._has_sent(weights, version, is_first=is_first):
             for engine in self._engines:
                 engine.call_log.append(SENT)
         else:
-            for engine, loaded in self._call(
-                dict.fromkeys(self._engines, self._load_call())
-            ).items():
+            call = self._load_call()
+            if call is None:
+                raise EngineError(f"weights of version {version} have been trained since")
+            for engine, loaded in self._call(dict.fromkeys(self._engines, call)).items():
                 if loaded != version:
                     raise EngineError(
                         f"{engine.name} has loaded weights of version {loaded}, expected {version}"
@@ -277,12 +289,17 @@ class EnginePool(EngineState):
             self._transfer = None
             return False
 
-    def _load_call(self) -> Call:
-        """Return the call that loads the newest weights from a file, written now if missing."""
+    def _load_call(self) -> Call | None:
+        """Return the call that loads the newest weights from a file, written now if missing.
+
+        None if there is no file, and the trainer ranks have other ones by now.
+        """
         assert self._weights is not None
         weights, version = self._weights
         if isinstance(weights, RankWeights):
             weights = weights.export()
+            if weights is None:
+                return None
         return Call("load_published", (self._launcher.publish_weights(weights, version),))
 
     def drop_weights(self) -> None:
@@ -317,8 +334,10 @@ class EnginePool(EngineState):
             busy = [
                 engine
                 for engine in self._engines
-                if len(engine.in_flight) > len(engine.undelivered)
+                if len(engine.in_flight) > len(engine.undelivered) and not engine.awaits_weights
             ]
+            if not busy and self._owner:  # all that is in flight waits for weights
+                time.sleep(POLL_S)
             for engine in busy:
                 if engine.pending_call is None:
                     engine.log_and_send(Call("poll", (0.0 if self._reproducible else POLL_S,)))
@@ -370,7 +389,11 @@ class EnginePool(EngineState):
             requests, key=lambda r: (r.prompt_ids, self._answered.get(r.previous or ""))
         ):
             engine = answered or min(
-                self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ()))
+                self._engines,
+                key=lambda e: (
+                    e.awaits_weights,
+                    len(e.in_flight) + len(assignments.get(e, ())),
+                ),
             )
             assignments.setdefault(engine, []).extend(group)
         return assignments
@@ -412,9 +435,15 @@ class EnginePool(EngineState):
     def _call(self, calls: Mapping[EngineHandle, Call]) -> dict[EngineHandle, Any]:
         """Call several engines at the same time. Raises the first error, when all have answered."""
         self._receive_polls([engine for engine in calls if engine.pending_call is not None])
+        answers: dict[EngineHandle, Any] = dict.fromkeys(calls)
+        called = []
         for engine, call in calls.items():
-            engine.log_and_send(call)
-        answers = self._receive(list(calls))
+            if engine.awaits_weights:
+                answers[engine] = engine.without_weights(call, self._version or 0)
+            else:
+                engine.log_and_send(call)
+                called.append(engine)
+        answers |= self._receive(called)
         _raise_first(answers)
         return answers
 
@@ -433,7 +462,11 @@ class EnginePool(EngineState):
                     engine.call_log.pop()
                     answers[engine] = error
             waiting = list(lost)
+            last_calls = {engine: engine.call_log[-1] for engine in lost}
             self._replace(lost)
+            for engine in [engine for engine in waiting if engine.awaits_weights]:
+                waiting.remove(engine)
+                answers[engine] = engine.without_weights(last_calls[engine], self._version or 0)
         return answers
 
     def _replace(self, lost: dict[EngineHandle, WorkerDied]) -> None:
@@ -441,9 +474,9 @@ class EnginePool(EngineState):
         while lost:
             for engine, error in lost.items():
                 self._count_restart(engine, error)
-                if engine.call_log[0] is SENT:
-                    engine.call_log[0] = self._load_call()
-                if not self._reproducible:
+                if engine.call_log and engine.call_log[0] is SENT:
+                    self._find_weights(engine)
+                if not self._reproducible and not engine.awaits_weights:
                     engine.compact_call_log()
             try:
                 workers = self._launcher.start(
@@ -454,7 +487,20 @@ class EnginePool(EngineState):
                 continue
             for engine, worker in zip(lost, workers, strict=True):
                 engine.worker = worker
-            lost = self._replay(list(lost))
+            lost = self._replay([engine for engine in lost if not engine.awaits_weights])
+
+    def _find_weights(self, engine: EngineHandle) -> None:
+        """Replace weights that were sent by a file, or let the engine wait for the next ones."""
+        call = self._load_call()
+        if call is not None:
+            engine.call_log[0] = call
+            return
+        engine.call_log.clear()
+        engine.awaits_weights = True
+        self._log(
+            f"{engine.name} waits for the next weights: those that it had were sent to it, and have"
+            f" been trained since; {len(engine.in_flight)} of its responses begin again"
+        )
 
     def _count_restart(self, engine: EngineHandle, error: WorkerDied) -> None:
         engine.worker.kill()

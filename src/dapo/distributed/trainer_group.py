@@ -62,13 +62,14 @@ class TrainerGroup:
         """
         self._config = config
         self._timeout_s = call_timeout_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._lost: str | None = None
         # counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one
         self._batch = 0
         self._num_recorded = 0  # the number of those samples, which are numbered from 0
         self._rank_of: dict[int, int] = {}  # the rank that holds each of those samples, by number
         self.skipped_in_a_row = 0  # the number of updates skipped since the last one that was not
+        self._num_updates = 0  # the number that has been requested
         self._folder = WeightsFolder()
         self._sends_weights = config.gpu_shares(torch.cuda.device_count()).transfer is not None
         specs = trainer_specs(config, launcher.nodes)
@@ -87,6 +88,8 @@ class TrainerGroup:
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """Update like `Policy.update`, on the same rows; recorded samples are not sent again."""
+        with self._lock:
+            self._num_updates += 1
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
         if any(sample.rank_record is None for sample in minibatch):
@@ -218,16 +221,32 @@ class TrainerGroup:
         """
         if self._sends_weights:
             send = partial(self._all, "send_weights")
-            export = partial(self._export, version)
+            export = partial(self._export_unless_updated, version, self._num_updates)
             return RankWeights(self._folder.path_of(version), version, send, export)
         return self._export(version)
 
+    def _export_unless_updated(self, version: int, num_updates: int) -> WeightsFile | None:
+        """Export the weights that the ranks had after so many updates; None if they have changed.
+
+        An update may be requested by another thread meanwhile: ranks execute it afterwards.
+        """
+        with self._lock:
+            if self._num_updates != num_updates:
+                return None
+            requests = self._request_export(version)
+        return self._exported(version, requests)
+
     def _export(self, version: int) -> WeightsFile:
+        return self._exported(version, self._request_export(version))
+
+    def _request_export(self, version: int) -> "list[Future[Any]]":
+        path = self._folder.path_of(version) if self._has_shared_memory else None
+        return self._request_each("export_weights", ((path, version) for _ in self._workers))
+
+    def _exported(self, version: int, requests: "Sequence[Future[Any]]") -> WeightsFile:
         path = self._folder.path_of(version)
-        if self._has_shared_memory:
-            self._all("export_weights", path, version)
-        else:
-            size = self._all("export_weights", None, version)[0]
+        size = self._answers(requests, self._timeout_s)[0]
+        if not self._has_shared_memory:
             write_chunks(path, self._pieces(size), size=size)
         return self._folder.keep(path, version)
 

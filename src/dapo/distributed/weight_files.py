@@ -83,7 +83,10 @@ class WeightsFile:
 
 @dataclass(frozen=True)
 class RankWeights(WeightsFile):
-    """The weights of a trainer group: `send` is called on all ranks, `export` writes a file."""
+    """The weights of a trainer group: `send` is called on all ranks, `export` writes a file.
+
+    `export` returns None once an update has been requested, which makes other weights of them.
+    """
 
     send: Callable[..., list[Any]]
     export: Callable[[], Any]

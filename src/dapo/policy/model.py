@@ -28,6 +28,7 @@ from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.memory import bound_kernels, explain_out_of_memory
 from dapo.core.model_files import pickled_only, require_model_files, require_new_folder
+from dapo.core.processor import NVIDIA_DRIVER
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import (
     StoredWeights,
@@ -61,7 +62,6 @@ class LoadedModel:
         return self.model.named_parameters(remove_duplicate=False)
 
 
-DRIVER = Path("/proc/driver/nvidia/version")
 DEVICES = Path("/dev")
 LESS_ON_A_GPU = (
     "set model.dtype=bfloat16, raise distributed.trainer_ranks where there are more GPUs, or lower "
@@ -96,12 +96,12 @@ def unusable_driver() -> str | None:
 
     A container without GPUs sees the driver of its host, but no device of it.
     """
-    has_gpu = DRIVER.is_file() and any(DEVICES.glob("nvidia[0-9]*"))
+    has_gpu = NVIDIA_DRIVER.is_file() and any(DEVICES.glob("nvidia[0-9]*"))
     if torch.version.cuda is None or torch.cuda.is_available() or not has_gpu:
         return None
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
-    match = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
+    match = re.search(r"\d+\.\d+(\.\d+)?", NVIDIA_DRIVER.read_text(encoding="utf-8"))
     version = "of an unknown version"
     if match is not None:
         version = match[0]

@@ -10,7 +10,13 @@ from dapo.config.option_fields import (
     options_of,
     section_in,
 )
+from dapo.core.processor import NVIDIA_DRIVER
 from dapo.rewards.verifier import is_binary
+
+
+def _may_have_gpus(config: Config) -> bool:
+    """Return False if engines will run on CPUs, for which `auto` is the native engine."""
+    return config.uses_ray or (config.train.device != "cpu" and NVIDIA_DRIVER.is_file())
 
 
 def ignored_options(config: Config) -> Iterator[str]:
@@ -22,6 +28,8 @@ def ignored_options(config: Config) -> Iterator[str]:
             continue
         required, _, expected = condition.partition("=")
         value = config.value_of(required)
+        if value == "auto" and required == "rollout.engine" and not _may_have_gpus(config):
+            value = "native"
         # `auto` is not chosen yet
         is_met = value in (expected, "auto") if expected else bool(value)
         if not is_met:
