@@ -127,7 +127,7 @@ def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str]):
         2,
         (
             "error: no config file nowhere.yaml; expected a YAML file, or the name of a shipped"
-            " one: calculator, dapo_32b, dapo_7b, four_digits, gsm8k_0.5b, quickstart, tiny\n"
+            " one: calculator, dapo_32b, dapo_7b, four_digits, gsm8k_0.5b, gsm8k_laptop, quickstart, tiny\n"
         ),
     )
 

@@ -325,7 +325,7 @@ def test_a_config_is_found_by_its_name_where_no_such_file_exists(
     (tmp_path / "quickstart").mkdir()
     assert find_config("tiny.yaml") == Path("tiny.yaml")
     assert find_config("quickstart") == CONFIGS / "quickstart.yaml"  # a folder is no configuration
-    names = "calculator, dapo_32b, dapo_7b, four_digits, gsm8k_0.5b, quickstart, tiny"
+    names = "calculator, dapo_32b, dapo_7b, four_digits, gsm8k_0.5b, gsm8k_laptop, quickstart, tiny"
     for name in ("other/tiny.yaml", "quikstart", "mine.yaml"):
         with pytest.raises(ConfigError) as raised:
             find_config(name)
