@@ -34,14 +34,19 @@ async def solve(problem: Any, *, base_url: str, api_key: str) -> dict[str, Any]:
 
 
 async def compact(problem: Any, *, base_url: str, api_key: str) -> dict[str, Any]:
-    """Ask, and ask again in a chat that has a note in place of the first answer."""
+    """Ask, and ask again in a chat in which the first answer is its expression alone."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
-    text = await _ask(client, [{"role": "user", "content": problem.prompt}])
-    value = _value(text)
-    if value is None:
+    question = {"role": "user", "content": problem.prompt}
+    text = await _ask(client, [question])
+    expression = None if text is None else _EXPRESSION.search(text)
+    if expression is None:
         return _judged(problem, text)
-    note = f"{problem.prompt}\nNote: the calculator shows {value}"
-    return _judged(problem, await _ask(client, [{"role": "user", "content": note}]))
+    compacted = [
+        question,
+        {"role": "assistant", "content": f"{expression[0]} ="},
+        {"role": "user", "content": f"The calculator shows {_value(text)}"},
+    ]
+    return _judged(problem, await _ask(client, compacted))
 
 
 async def _ask(client: AsyncOpenAI, messages: list[Any]) -> str | None:
