@@ -83,7 +83,7 @@ def test_the_start_chooses_once_and_a_resume_keeps_the_choice(tmp_path: Path) ->
     chosen = resolve_auto(tiny(LONG), cuda=True, training=False, log=lines.append)
     assert (chosen.rollout.engine, chosen.rollout.clock) == ("vllm", "load")
     assert [line.startswith("auto: rollout.engine=vllm: ") for line in lines] == [True, False]
-    stored = tmp_path / "config.yaml"
+    stored = tmp_path / "options.yaml"
     stored.write_text(dump_config(chosen))
     for on_gpu in (True, False):
         lines.clear()
@@ -107,8 +107,14 @@ def test_slots_are_as_many_as_the_device_decodes_well() -> None:
     assert resolve_auto(tiny(), cuda=True, training=False).rollout.native.slots == 16  # as set
 
 
-def test_options_of_either_engine_may_have_an_effect_until_the_choice() -> None:
+def test_options_of_either_engine_may_have_an_effect_until_the_choice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     config = tiny("rollout.vllm.cache_gib=4")
+    driver = tmp_path / "version"
+    monkeypatch.setattr("dapo.start.ignored_options.NVIDIA_DRIVER", driver)
+    assert list(ignored_options(config)) == ["rollout.vllm.*: rollout.engine is native"]
+    driver.touch()  # on a machine with a GPU
     assert not list(ignored_options(config))
     native = resolve_auto(config, cuda=True, training=False)
     assert list(ignored_options(native)) == ["rollout.vllm.*: rollout.engine is native"]

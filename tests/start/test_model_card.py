@@ -205,8 +205,9 @@ def test_an_export_has_the_type_of_the_run_unless_another_is_named(
 
     run = tmp_path / "run"
     shutil.copytree(sync_run, run)
-    config = run / "config.yaml"
-    config.write_text(re.sub("dtype: .*", "dtype: bfloat16", config.read_text(), count=1))
+    directory = RunDirectory(run)
+    options = re.sub("dtype: .*", "dtype: bfloat16", directory.config.read_text(), count=1)
+    directory.replace_config(options, after=4)
     monkeypatch.setattr("dapo.start.read.read_model", read)
     masters = dict(SavedWeights(run / "checkpoints" / "step_000004").named_tensors())
     for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32), (None, None)):

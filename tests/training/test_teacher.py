@@ -66,7 +66,7 @@ def teacher_folder(path: Path, *, change: Any = None, **shape: Any) -> Path:
     if change is not None:
         change(tokenizer)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    write_model_directory(weights, model, tokenizer, path)
+    write_model_directory(weights.items(), model, tokenizer, path)
     return path
 
 

@@ -558,10 +558,11 @@ def progress(
         nonlocal began, shown_at, shown_parts, handle
         now = time.monotonic()
         began = began or now
+        heading = _with_note(title, note if done < total else "")
         if after_s and now - began < after_s:
             return
         bar.start()
-        bar.update(task, completed=done, total=total, description=_with_note(title, note))
+        bar.update(task, completed=done, total=total, description=heading)
         parts = done if display else done * LOG_PARTS // max(1, total)
         least_s = REDRAW_S if display else LOG_S
         is_due = done == total or now - shown_at >= least_s
@@ -571,7 +572,7 @@ def progress(
         shown_parts = parts
         seconds_left = bar.tasks[0].time_remaining
         time_left = f", {duration(seconds_left)} left" if seconds_left else ""
-        line = f"{_with_note(title, note)}: {done:,}/{total:,} {unit}{time_left}"
+        line = f"{heading}: {done:,}/{total:,} {unit}{time_left}"
         if display is None:
             print_text(line, file=sys.stderr)
         elif handle is None:
