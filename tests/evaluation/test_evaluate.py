@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from dapo.data.problems import load_problems
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import (
+    Beginning,
     Evaluation,
     EvaluationPlan,
     JudgedProblem,
@@ -513,3 +515,41 @@ def test_what_check_raises_at_a_poll_ends_the_evaluation():
     with pytest.raises(EvaluationKilled):
         evaluate(sampler, FakeJudge(), [Problem("1", "?", "!")] * 3, check=check)
     assert polls == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("samples", "rates", "width"), [(1, None, 10), (4, (0.3, 3.0), 4), (4, (0.2, 1.5), 5)]
+)
+def test_the_interval_at_the_end_covers_the_true_mean(
+    samples: int, rates: tuple[float, float] | None, width: float
+):
+    """400 simulated evaluations, as the table of docs/evaluation.md; rates None: all are a half."""
+    generator = np.random.default_rng(0)
+    mean = 0.5 if rates is None else rates[0] / sum(rates)
+    verdicts = {
+        right: JudgedResponse("", right, float(right), None, "", 1, "stop")
+        for right in (True, False)
+    }
+    problem = Problem("1", "?", "!")
+    num_covered = 0
+    num_problems = 0
+    for _ in range(400):
+        chances = np.full(900, 0.5) if rates is None else generator.beta(*rates, 900)
+        drawn = generator.random((900, samples)) < chances[:, None]
+        judged = {
+            index: JudgedProblem(problem, tuple(verdicts[bool(right)] for right in row))
+            for index, row in enumerate(drawn)
+        }
+        beginning = Beginning(range(900), width)
+        beginning.extend(judged)
+        assert beginning.suffices
+        counted = tuple(judged[index] for index in range(beginning.num_problems))
+        plan = EvaluationPlan("toy", samples, 1.0, 0.7, 20, (9,), 0)
+        summary = Evaluation(plan, counted).summary()
+        num_covered += summary["low"] <= mean <= summary["high"]
+        num_problems += beginning.num_problems
+    print(
+        f"k = {samples}, width {width}: {num_problems / 400:.0f} problems, {num_covered / 400:.1%}"
+    )
+    assert 0.92 <= num_covered / 400 <= 0.98
