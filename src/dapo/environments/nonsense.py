@@ -244,8 +244,21 @@ def play_all(
         repetition = play(problems[first.seed % len(problems)], first.seed, started + 2 * half)
         if repetition is None:
             break
-        plays[index] = replace(first, differs=first.episode != repetition.episode)
+        plays[index] = compared(first, repetition)
     return plays
+
+
+def compared(first: Play, repetition: Play) -> Play:
+    """Return the first play with whether the second one differs.
+
+    If one of the two failed, that one is returned: a busy machine alone can end an episode by its
+    time limit, which says nothing about the seed.
+    """
+    if first.error is None and repetition.error is not None:
+        return repetition
+    if first.error is not None and repetition.error is None:
+        return first
+    return replace(first, differs=first.episode != repetition.episode)
 
 
 def text_request(

@@ -16,6 +16,7 @@ from dapo.environments.nonsense import (
     KINDS,
     Play,
     TextEngine,
+    compared,
     judged,
     nonsense_of,
     play_all,
@@ -73,13 +74,12 @@ class NonsenseAgents:
                 return plays
             if play.error is None:
                 repetition = self._play(problem, seed, deadline)
-                differs = repetition is not None and self._differ(play, repetition)
-                return [*plays, replace(play, differs=differs)]
+                # one that failed is judged by `dapo test`: at a start the agent works
+                if repetition is None or repetition.error is not None or self.by_load:
+                    return [*plays, play]
+                return [*plays, compared(play, repetition)]
             plays.append(play)
         return plays
-
-    def _differ(self, play: Play, repetition: Play) -> bool:
-        return not self.by_load and play.episode != repetition.episode
 
     def _play_unless_hung(self, problem: Problem, seed: int, deadline: float) -> Play | None:
         return None if self._hangs else self._play(problem, seed, deadline)
