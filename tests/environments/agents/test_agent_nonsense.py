@@ -49,7 +49,9 @@ def limited(impatient: AgentEpisodes, agent: str) -> AgentEpisodes:
 def started(impatient: AgentEpisodes, agent: str) -> str:
     """Do what a start of training does; return its warnings or its refusal."""
     try:
-        return "\n".join(limited(impatient, agent).try_out([replace(PROBLEM, fields={"agent": agent})]))
+        return "\n".join(
+            limited(impatient, agent).try_out([replace(PROBLEM, fields={"agent": agent})])
+        )
     except ConfigError as refusal:
         return str(refusal)
 
