@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from benchmarks.scripted_engine import ScriptedEngine
@@ -36,6 +36,7 @@ SEQUENCE_S = 20e-6
 END = 1
 FILL = 2
 GROUP_SIZE = 16
+MINIBATCHES = 16
 UNCOUNTED = 4
 """First steps, in which the keep rate is learned and the first batches are begun."""
 
@@ -186,17 +187,43 @@ class Row:
     controller_s: float  # of this machine's time, per close
 
 
+@dataclass
+class SimulatedUpdates:
+    """The updates of one step after the other, on hardware of their own."""
+
+    update_s: float
+    """Seconds of a step's updates."""
+    early: bool
+    """Whether each begins when its minibatch is complete, or all when the batch has closed."""
+    ended_at: list[float] = field(default_factory=list)
+    """When those of each step had ended."""
+
+    def make(self, accepted_at: Sequence[float], closed_at: float) -> None:
+        """Make those of a batch, whose groups were accepted and which closed at these times."""
+        end = self.end_of(-1)
+        for i in range(MINIBATCHES):
+            last = len(accepted_at) * (i + 1) // MINIBATCHES - 1
+            complete_at = accepted_at[last] if self.early else closed_at
+            end = max(end, complete_at) + self.update_s / MINIBATCHES
+        self.ended_at.append(end)
+
+    def end_of(self, index: int) -> float:
+        """Return when the updates of a step had ended; index -1 is the newest one."""
+        return self.ended_at[index] if len(self.ended_at) >= abs(index) else 0.0
+
+
 def simulate(
     eta: int,
     *,
     prompts: int,
     steps: int,
-    update_s: float | None = None,
-    update_share: float = 1.0,
+    update_s: float,
     clock: ClockKind = "history",
+    early: bool = False,
 ) -> Row:
-    """Sample `steps` batches under a bound; `update_s` None: an update takes that share of the
-    generation's time.
+    """Sample `steps` batches under a bound, with updates of so many seconds a step.
+
+    `early`: an update begins when its minibatch is complete.
     """
     lengths = LengthDistribution(20480, 5000.0)
     engine = ClockedEngine(lengths)
@@ -212,29 +239,44 @@ def simulate(
         by_load=clock == "load",
         oversampling=GPU_OVERSAMPLING,
     )
+    updates = SimulatedUpdates(update_s, early)
     batches: list[Batch] = []
     generation: list[float] = []
     controller: list[float] = []
+    began_at: list[float] = []
+    waited_s = 0.0  # for weights, which the engine's seconds leave out
     for step in range(1, steps + 1):
         engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
+        weights_at = updates.end_of(-2 if eta else -1)
+        waited_s += max(0.0, weights_at - (engine.seconds + waited_s))
         before = engine.seconds
-        began = time.process_time()
+        began_at.append(before + waited_s)
+        accepted_at: list[float] = []
         own = engine.own_s
-        if clock == "load" and eta and update_s is not None and step > 1:
-            sampling.new_weights = SimulatedWeights(engine, step - 1, before + update_s)
-        batches.append(collect(sampling, step=step))
+        if clock == "load" and eta and step > 1:
+            sampling.new_weights = SimulatedWeights(engine, step - 1, updates.end_of(-1) - waited_s)
+
+        def note_accepted(
+            accepted: int,
+            total: int,
+            outcomes: str,
+            times: list[float] = accepted_at,
+            waited_s: float = waited_s,
+        ) -> None:
+            if accepted > len(times):
+                times.append(engine.seconds + waited_s)
+
+        began = time.process_time()
+        batches.append(collect(sampling, step=step, on_progress=note_accepted))
         controller.append(time.process_time() - began - (engine.own_s - own))
         generation.append(engine.seconds - before)
+        updates.make(accepted_at, engine.seconds + waited_s)
     counted = range(UNCOUNTED, steps - max(1, eta))
-    update = (
-        update_s if update_s is not None else update_share * fmean(generation[i] for i in counted)
-    )
-    together = [generation[i] + update if eta == 0 else max(generation[i], update) for i in counted]
     ages = [staleness_metrics(batches[i].groups, version=i) for i in counted]
     tokens = sum(batches[i].num_generated_tokens for i in counted)
     return Row(
         eta,
-        fmean(together),
+        (began_at[counted.stop] - began_at[counted.start]) / len(counted),
         fmean(generation[i] for i in counted),
         fmean(age["rollout/staleness_mean"] for age in ages),
         int(max(age["rollout/staleness_max"] for age in ages)),
@@ -251,18 +293,23 @@ def table(
     steps: int,
     update_share: float = 1.0,
     clock: ClockKind = "history",
+    early: bool = False,
 ) -> str:
     """A row for each bound, as Markdown.
 
     An update takes that share of the generation's time with a bound of 0.
     """
-    first = simulate(0, prompts=prompts, steps=steps, update_share=update_share)
-    update_s = first.step_s - first.generation_s
+    generation_s = simulate(0, prompts=prompts, steps=steps, update_s=0.0).generation_s
+    update_s = update_share * generation_s
+    sync_s = generation_s + update_s
     rows = [
-        (
-            first
-            if eta == 0
-            else simulate(eta, prompts=prompts, steps=steps, update_s=update_s, clock=clock)
+        simulate(
+            eta,
+            prompts=prompts,
+            steps=steps,
+            update_s=update_s,
+            clock=clock,
+            early=early and eta > 0,
         )
         for eta in etas
     ]
@@ -274,7 +321,7 @@ def table(
         "|" + " --- |" * 9,
     ]
     lines += [
-        f"| {row.eta} | {row.step_s:,.0f} | {first.step_s / row.step_s:.2f} |"
+        f"| {row.eta} | {row.step_s:,.0f} | {sync_s / row.step_s:.2f} |"
         f" {row.generation_s:,.0f} | {row.staleness:.2f} | {row.largest} | {row.recomputed:.2f} |"
         f" {row.stale:.1%} | {row.controller_s:.2f} |"
         for row in rows

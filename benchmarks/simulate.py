@@ -143,6 +143,11 @@ def main() -> int:
         help="with --max-staleness: rollout.clock",
     )
     parser.add_argument(
+        "--early-updates",
+        action="store_true",
+        help="with --max-staleness: an update begins when its minibatch is complete",
+    )
+    parser.add_argument(
         "--oversampling",
         choices=tuple(TABLES),
         nargs="*",
@@ -168,7 +173,11 @@ def main() -> int:
             [96] if arguments.prompts == parser.get_default("prompts") else arguments.prompts
         ):
             print(f"{prompts} prompts x {GROUP_SIZE} responses, {ASYNC_STEPS} steps\n")
-            options = {"update_share": arguments.update_share, "clock": arguments.clock}
+            options = {
+                "update_share": arguments.update_share,
+                "clock": arguments.clock,
+                "early": arguments.early_updates,
+            }
             print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS, **options))
         return 0
     is_shared = arguments.scale is not None

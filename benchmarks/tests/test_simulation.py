@@ -10,6 +10,7 @@ import pytest
 
 # the benchmarks are not part of the package: they are run from the repository's root
 from benchmarks import simulate
+from benchmarks.async_simulation import MINIBATCHES, SimulatedUpdates
 from benchmarks.controller_simulation import byte_tokenizer
 from benchmarks.simulate import Size
 from benchmarks.simulation_fakes import Clock, LengthDistribution, Texts
@@ -177,3 +178,17 @@ def test_the_tables_of_the_document_are_those_of_the_committed_results():
 )
 def test_targets_are_those_of_the_papers_size_alone(seconds: float, grown: float, meets: bool):
     assert simulate.meets_targets([run_of(64, 9.0, 1e9), run_of(512, seconds, grown)]) is meets
+
+
+def test_updates_wait_for_the_batch_or_early_for_their_minibatch():
+    accepted_at = [float(i) for i in range(MINIBATCHES)]
+    late = SimulatedUpdates(16.0, early=False)
+    early = SimulatedUpdates(16.0, early=True)
+    for updates in (late, early):
+        updates.make(accepted_at, 20.0)
+        updates.make([time + 20.0 for time in accepted_at], 40.0)
+    assert late.ended_at == [36.0, 56.0]
+    assert early.ended_at == [16.0, 36.0]
+    # before the first steps there is nothing to wait for
+    assert late.end_of(-2) == 36.0
+    assert SimulatedUpdates(1.0, early=True).end_of(-1) == 0.0
