@@ -524,7 +524,7 @@ def test_what_check_raises_at_a_poll_ends_the_evaluation():
 def test_the_interval_at_the_end_covers_the_true_mean(
     samples: int, rates: tuple[float, float] | None, width: float
 ):
-    """400 simulated evaluations, as the table of docs/evaluation.md; rates None: all are a half."""
+    """400 simulated evaluations, as in docs/evaluation.md; rates None: all are a half."""
     generator = np.random.default_rng(0)
     mean = 0.5 if rates is None else rates[0] / sum(rates)
     verdicts = {
