@@ -174,3 +174,89 @@ def test_a_value_behind_a_box_wins():
     response = "It is tempting to write \\boxed{13}; the answer is 14"
     assert is_right("14", response)
     assert not is_right("13", response)
+
+
+LEFT = "Ann has 3 bags with 6 apples. She eats 4 apples. How many apples does Ann have left?"
+TALL = "Tom is 60 inches tall. Ann is 8 inches taller than Tom. How many inches tall is Ann?"
+MORE = "How many more pages did Ann read than Tom?"
+EARNS = "Ann earns $3 an hour and works 6 hours. How much does she earn every day at the market?"
+AREA = "What is the area of the circle whose radius is 3?"
+TOOK = "How many months did it take Ann to build her house?"
+YARDS = "How many square yards of grass will Tom need?"
+COST = "A box holds 4 red balls. How much does each ball cost?"
+REPEATED = {
+    LEFT: ["Ann has 18 apples left.", "She has 18 apples left."],
+    TALL: ["Ann is 18 inches tall.", "So Ann is 18 inches tall", "Ann would be 18 inches tall."],
+    MORE: ["Ann read 18 more pages than Tom.", "So she read 18 more pages than Tom."],
+    EARNS: [
+        "She earns $18 every day.",
+        "Ann earns $18 every day at the market.",
+        "She earns 6 * 3 = $18 every day.",
+        "She earns 6 hours * $3 = $18 every day.",
+    ],
+    TOOK: [
+        "It took Ann 18 months to build her house.",
+        "It took her 18 months.",
+        "Ann took 18 months to build her house.",
+        "It took 18 months for Ann to build the house.",
+    ],
+    YARDS: ["Tom will need 18 square yards of grass.", "Tom needs 18 square yards."],
+    COST: ["Each ball costs $18."],
+}
+"""Questions, and sentences that answer them in their own words."""
+OTHER_STATEMENTS = {
+    LEFT: [
+        "Tom has 18 apples left.", "Ann had 18 apples.", "Ann has at least 18 apples left.",
+        "If Ann has 18 apples left", "Maybe Ann has 18 apples left.", "Ann has 18 more apples left.",
+        "Ann has 18 bags left.", "Ann eats 18 apples.", "Does Ann have 18 apples left?",
+        "Ann does not have 18 apples left.", "Ann has 18 apples in each bag.",
+        "Ann has nearly 18 apples left.", "Ann has 18 apples or so left.",
+        "Ann has 18 apples left and 3 bags.", "Ann has 18 dozen apples left.",
+        "Ann has 18% of the apples left.", "Ann has twice 18 apples left.", "2x = 18 apples",
+    ],
+    TALL: [
+        "Ann is 18 feet tall.", "Tom is 18 inches tall.", "Ann is 18 inches taller.", "Ann is 18 years old.",
+        "Ann should be 18 inches tall.",
+    ],
+    MORE: [
+        "Ann read 18 fewer pages than Tom.", "Tom read 18 more pages than Ann.", "Ann read more than 18 pages.",
+        "Ann read 18 more pages than Bob.", "Ann read 18 more books than Tom.",
+    ],
+    EARNS: [
+        "She earns $18 an hour.", "She earns $18 every week.", "She spends $18 every day.",
+        "She earns 18 cents every day.",
+    ],
+    AREA: ["The radius is 18.", "The circle is 18.", "The circle has a radius of 18."],
+    TOOK: [
+        "It took Ann 18 years to build her house.", "It took Tom 18 months to build his house.",
+        "It took Ann 18 months longer.",
+    ],
+    YARDS: [
+        "Tom needs 18 yards of grass.", "Tom needs 18 cubic yards of grass.",
+        "Tom needs 18 square feet of grass.",
+    ],
+    COST: ["The box costs $18.", "4 balls cost $18."],
+}  # fmt: skip
+"""Sentences about something else, with the number of the reference."""
+
+
+@pytest.mark.parametrize("name", ["math", "gsm8k"])
+def test_a_sentence_answers_where_it_repeats_its_question(name):
+    verifier = get_verifier(name)
+
+    def accepted(sentences):
+        return [
+            sentence
+            for question, group in sentences.items()
+            for sentence in group
+            if verifier(Problem("1", question, "18"), f"Answer: {sentence}").correct
+        ]
+
+    with_working = [
+        sentence for group in REPEATED.values() for sentence in group if "=" in sentence
+    ]
+    answers = [sentence for group in REPEATED.values() for sentence in group]
+    if name == "math":  # it reads the working as an equation
+        answers = [sentence for sentence in answers if sentence not in with_working]
+    assert accepted(REPEATED) == answers
+    assert accepted(OTHER_STATEMENTS) == []

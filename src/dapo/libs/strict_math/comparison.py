@@ -45,7 +45,7 @@ from .extraction import extract_answer
 from .languages import value_in_language
 from .question import Question
 from .real_sets import infinity_of, same_endpoints
-from .sentences import digits_for_words, value_in_sentence
+from .sentences import digits_for_words, value_in_sentence, value_in_words_of
 from .spellings import with_binomials
 from .text import normalize_number
 from .units import PERCENT, Nouns, Unit, format_unit
@@ -212,6 +212,7 @@ class Reference:
         forms = list(dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text))))
         values = [value_in_sentence(form, self.question) for form in forms]
         values += [value_in_language(form, self.question.text) for form in forms]
+        values += [value_in_words_of(self.question, form) for form in forms]
         return list(dict.fromkeys((*forms, *filter(None, values))))
 
     def _with_decimal_point(self, text: str) -> Sequence[str]:

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from .asked import asked_expressions
 from .asked_units import AskedUnits
-from .units import Unit, canonical
-from .vocabulary import CARDINALS, word_set
+from .units import Unit, canonical, is_unit
+from .vocabulary import CARDINALS, DERIVED, NEUTRAL, QUANTITIES, word_set
 
 _MAX_CHARS = 20_000
 _MAX_COUNTED = 500
@@ -78,6 +78,20 @@ _OPENING_WORDS = (
         " from to by during"
     )
 )
+_HEDGES = word_set(
+    "if unless whether because since maybe perhaps possibly probably about around approximately"
+    " nearly almost not no never or either but except should could may might must guess assume"
+    " suppose let"
+)
+"""Words with which a sentence is no statement of its number, even where the question has them."""
+_AT_BOUND = re.compile(r"\bat (?:least|most)\b", re.IGNORECASE)
+_EACH = word_set("each every one another")
+_COMPARED = word_set("more fewer less longer farther further taller older faster heavier")
+_FEW_WORDS = 3
+_BE = word_set("is are was were be")
+_HAVE = word_set("has have had")
+_AUXILIARIES = word_set("do does did will would can could")
+_CAPITALIZED_IN = re.compile(r"(?<=\S )[A-Z][a-z]+|^(?!The |A |An |There )[A-Z][a-z]+")
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 
 
@@ -226,6 +240,102 @@ class Question:
                 return False
         return True
 
+    def repeats(self, before: str, behind: str) -> bool:
+        """Return True if a sentence repeats the sentences that ask, with a number in the place of
+        `how many`: `It took Ann 30 months` answers `How many months did it take Ann?`.
+
+        Every word must be one of theirs or change nothing. Where they refer to somebody (`she`),
+        the names of the whole question are theirs. A quantity must be the one that is asked for:
+        `Its radius is 3` does not tell the area.
+
+        Args:
+            before: The words before the number, with the verb.
+            behind: Those behind it, which begin with what the question counts, or with a unit.
+        """
+        subject = _lower_words(before)
+        rest = _lower_words(behind)
+        if not self._states(before, subject, rest) or not self._counts_first(rest):
+            return False
+        words = subject + rest
+        if not _HEDGES.isdisjoint(words) or _AT_BOUND.search(before):
+            return False
+        if not _EACH.isdisjoint(words) and not self._asks_for_one:
+            return False
+        if "had" in words and not self.asks_for_past:
+            return False
+        if "than" in rest:
+            place = rest.index("than")
+            if not self._compares_with(rest[place + 1 :]):
+                return False
+            words = subject + rest[:place]
+        return all(self._says(word) for word in words)
+
+    def _states(self, before: str, subject: Sequence[str], rest: Sequence[str]) -> bool:
+        """Return True if words have a verb that the question has, or `is` with a name or a unit."""
+        if not _BE.isdisjoint(subject):
+            is_measured = bool(rest) and is_unit(rest[0])
+            return is_measured or "there" in subject or _CAPITALIZED_IN.search(before) is not None
+        if not _HAVE.isdisjoint(subject):
+            return True
+        verbs = {_verb(word) for word in self._asking_words}
+        is_asked = not self._asking_words.isdisjoint(_AUXILIARIES)
+        return any(_verb(word) in verbs and (is_asked or _verb(word) != word) for word in subject)
+
+    def _counts_first(self, rest: Sequence[str]) -> bool:
+        """Return True if the words behind a number begin with a unit, or with what the question
+        counts.
+        """
+        if not rest or rest[0] in NEUTRAL or rest[0] == "than" or is_unit(rest[0]):
+            return True
+        return any(counted and _singular(rest[0]) == counted[0] for counted in self._counted)
+
+    def _says(self, word: str) -> bool:
+        """Return True if a word changes nothing, or stands in a sentence that asks."""
+        if word in NEUTRAL:
+            return True
+        if len(word) == 1 or word.isdigit():
+            return False
+        counted = {first for words in self._counted for first in words[:_FEW_WORDS]}
+        if word in QUANTITIES | DERIVED and word not in counted:
+            return self.measures(word)
+        return word in self._names_referred_to or self.asks_about([word])
+
+    @cached_property
+    def _names_referred_to(self) -> frozenset[str]:
+        """The names of the question, in lower case, where the sentences that ask refer to one."""
+        if self._asking_words.isdisjoint(_REFERRING):
+            return frozenset()
+        names = _CAPITALIZED.findall(self.text[-_MAX_CHARS:])
+        return frozenset(name.lower() for name in names) - _OPENING_WORDS
+
+    @property
+    def _asks_for_one(self) -> bool:
+        return not self._asking_words.isdisjoint(("each", "every", "per", "one"))
+
+    @property
+    def asks_for_past(self) -> bool:
+        """True if a sentence asks what was: what somebody had, not what they have."""
+        return not self._asking_words.isdisjoint(("had", "did", "originally", "was", "were"))
+
+    def _compares_with(self, words: Sequence[str]) -> bool:
+        """Return True if the question compares with these words: those behind its `than`, or any
+        where it only asks for `more`.
+        """
+        words = [word for word in words if word not in NEUTRAL]
+        if "than" not in self._asking_words:
+            return not self._asking_words.isdisjoint(_COMPARED) and self.has(words)
+        for sentence in self._sentences:
+            if "than" in sentence and not _ASKING.isdisjoint(sentence):
+                behind = {_singular(word) for word in sentence[sentence.index("than") + 1 :]}
+                if all(_singular(word) in behind for word in words):
+                    return True
+        return False
+
+    @cached_property
+    def _asking_words(self) -> frozenset[str]:
+        """The words of the sentences that ask, in lower case."""
+        return frozenset(re.findall(r"[a-z]+", self._asking_text.lower()))
+
     @cached_property
     def has_person(self) -> bool:
         """True if it speaks of somebody, whom an answer may call `he`, `she` or `they`."""
@@ -356,6 +466,12 @@ class Question:
         ]
 
 
+def _lower_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without possessive endings."""
+    words = (word.lower().replace("’", "'") for word in _WORD.findall(text) if word not in _ENDS)
+    return [word.removesuffix("'s").rstrip("'") for word in words]
+
+
 def _plain_words(text: str) -> list[str]:
     """Return the singulars of the words of a text without determiners and forms of `to be` and `to
     do`.
@@ -414,13 +530,23 @@ def _singular(word: str) -> str:
 
 
 _IRREGULAR = {
-    "ate": "eat", "sold": "sell", "spent": "spend", "paid": "pay", "bought": "buy", "gave": "give", "ran": "run",
-    "got": "get", "made": "make", "took": "take", "held": "hold", "read": "read", "wrote": "write", "drove": "drive",
-    "left": "leave", "had": "have", "has": "have", "was": "be", "were": "be", "is": "be", "are": "be",
+    "was": "be", "were": "be", "is": "be", "are": "be", "been": "be", "began": "begin", "begun": "begin",
+    "broke": "break", "broken": "break", "brought": "bring", "built": "build", "bought": "buy", "caught": "catch",
+    "chose": "choose", "chosen": "choose", "came": "come", "did": "do", "done": "do", "does": "do", "drew": "draw",
+    "drawn": "draw", "drank": "drink", "drunk": "drink", "drove": "drive", "driven": "drive", "ate": "eat",
+    "eaten": "eat", "fell": "fall", "fallen": "fall", "fed": "feed", "found": "find", "flew": "fly", "flown": "fly",
+    "got": "get", "gotten": "get", "gave": "give", "given": "give", "went": "go", "gone": "go", "goes": "go",
+    "grew": "grow", "grown": "grow", "had": "have", "has": "have", "held": "hold", "kept": "keep", "knew": "know",
+    "known": "know", "left": "leave", "lent": "lend", "lost": "lose", "made": "make", "met": "meet", "paid": "pay",
+    "rode": "ride", "ridden": "ride", "rose": "rise", "risen": "rise", "ran": "run", "said": "say", "sold": "sell",
+    "sent": "send", "sang": "sing", "sung": "sing", "slept": "sleep", "spoke": "speak", "spoken": "speak",
+    "spent": "spend", "stood": "stand", "stole": "steal", "stolen": "steal", "swam": "swim", "swum": "swim",
+    "took": "take", "taken": "take", "taught": "teach", "told": "tell", "thought": "think", "threw": "throw",
+    "thrown": "throw", "wore": "wear", "worn": "wear", "won": "win", "wrote": "write", "written": "write",
 }  # fmt: skip
+"""Forms of irregular verbs, and their infinitives."""
 
 
 def _verb(word: str) -> str:
-    if word in _IRREGULAR:
-        return _IRREGULAR[word]
-    return re.sub(r"(?<=[a-z]{2})(?:ed|es|s|e)$", "", word)
+    """Return what the forms of a verb share: `tak` of `took`, `takes` and `taking`."""
+    return re.sub(r"(?<=[a-z]{2})(?:ing|ed|es|s|e)$", "", _IRREGULAR.get(word, word))

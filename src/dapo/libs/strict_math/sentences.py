@@ -98,7 +98,7 @@ _TOTAL = re.compile(r"(?:the )?total (?P<name>[a-z]+)", re.IGNORECASE)
 _PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
 _THIRD_PERSONS = word_set("he she they")
-_FORMER = re.compile(r"had|needs?|needed", re.IGNORECASE)
+_NEED = re.compile(r"needs?|needed", re.IGNORECASE)
 _EACH = re.compile(r"(?:each|every|one|another|the other)\b", re.IGNORECASE)
 _ANY_VERB = re.compile(
     r"is left with|ends? up with|has|have|had|will have|needs?|needed|takes?|took|costs?"
@@ -120,6 +120,10 @@ _TAIL = re.compile(
     r"|(?:in|at|on|for) (?P<measure>\d+ [A-Za-z]+))",
     re.IGNORECASE,
 )
+_ONE_NUMBER = re.compile(r"[-+−]?(?:\\?[$€£₹] ?)?\d+(?:,\d{3})*(?:\.\d+)?(?:\\?%| ?€)?")
+# signs that a sentence of plain words has not
+_OTHER_SIGNS = re.compile(r"[^A-Za-z\s,.'’-]|(?<=\s)-|-(?=\s)")
+_THAN = re.compile(r"\bthan\b", re.IGNORECASE)
 _WORDS_IN_TEXT = re.compile(r"\\text\{([A-Za-z ,:]*)\}")
 _IT_APOSTROPHE = re.compile(r"^(it|that)['’]s\b", re.IGNORECASE)
 _MAX_TAIL = 60
@@ -228,6 +232,31 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     return _without_tail(line, question)
 
 
+def value_in_words_of(question: Question, line: str) -> str | None:
+    """Return the only number of a sentence that repeats its question, with its unit: `68 inches` of
+    `Tamara is 68 inches tall.`; None for other lines.
+
+    Args:
+        question: The question.
+        line: One line without repeated white space.
+    """
+    if not question.is_known:
+        return None
+    line = _plain_line(line)
+    numbers = list(_ONE_NUMBER.finditer(line))
+    if len(numbers) != 1:
+        return None
+    number = numbers[0]
+    before = line[: number.start()]
+    behind = line[number.end() :]
+    if _OTHER_SIGNS.search(before + behind) or _THAN.search(before):
+        return None
+    if not question.repeats(before, behind):
+        return None
+    word = behind.strip().partition(" ")[0].strip(",")
+    return f"{number[0]} {word}" if is_unit(word) else number[0]
+
+
 def _plain_line(line: str) -> str:
     """Return a sentence without text commands, a full stop and words such as `so` before it."""
     line = _WORDS_IN_TEXT.sub(r"\1", line.strip().rstrip(".").rstrip())
@@ -301,6 +330,8 @@ def _is_quantity(subject: str, question: Question) -> bool:
 
 def _acts(subject: str, verb: str, question: Question) -> bool:
     """Return True if a subject does what the question asks about: `Tom has`, `it takes`."""
+    if verb.lower() == "than":  # `Ann read more than 12 pages`
+        return False
     is_person = subject.lower() in _PERSONS
     always = _ANY_VERB.fullmatch(verb) is not None
     if not question.is_known:
@@ -309,8 +340,10 @@ def _acts(subject: str, verb: str, question: Question) -> bool:
         return is_person and _PERSONAL_VERB.fullmatch(verb) is not None
     if subject.lower() in _THIRD_PERSONS and not question.has_person:
         return False
-    if _FORMER.fullmatch(verb) and not question.asks_with(verb.lower()):
-        return False  # `Tom had`, where the question asks what he has
+    if verb.lower() == "had" and not question.asks_for_past:
+        return False  # where the question asks what he has
+    if _NEED.fullmatch(verb) and not question.asks_with(verb.lower()):
+        return False
     if _EACH.match(subject) and not question.asks_for_each:
         return False
     if not is_person and not question.names_actor(subject):

@@ -60,6 +60,7 @@ _CLAIM = re.compile(
     r" )?be|equals?|gives?|makes?|yields?|becomes?|gets?)\b(?: equal to\b)?",
     re.I,
 )
+_THAN_TAIL = re.compile(r"\s+than\b\D*$", re.IGNORECASE)
 _OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
 _LETTER = re.compile(r"[^\W\d_]")
 _UNIT = re.compile(r"[^\W\d_]|[%€£¥₹¢]")
@@ -73,6 +74,9 @@ _SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # The number of a step of the working
 _STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
+# a number of a calculation, with a unit
+_TERM = r"[$(]*\d[\d.,]*\)?%?(?: [A-Za-z]{2,})?\)?"
+_WORKING = re.compile(rf"{_TERM}(?:\s*[-+*/×·÷^−–x]\s*{_TERM}){{1,9}}\s*=\s*")
 _FEW_WORDS = 3
 
 
@@ -146,7 +150,8 @@ def _claimed(
     """
     if _DENIED.search(text):
         return None
-    value = _value(separator.split(text))
+    # the reader below judges the whole text, with what the number is compared to
+    value = _value(separator.split(_THAN_TAIL.sub("", text)))
     is_money = text.count("$") % 2 == 1  # two are around mathematics
     if value is None or not (is_money or _UNIT.search(text)):
         return value
@@ -170,6 +175,7 @@ def _forms(claims: str, text: str, question: str) -> Iterator[str]:
         question: The question's text.
     """
     yield text
+    yield _WORKING.sub("", text)  # `She earns $18 a day` of `She earns 9 * 2 = $18 a day`
     yield _CONCLUSION.split(text)[-1]
     *working, result = [part.strip() for part in _CLAIM.split(claims) if _has_digit(part)]
     if working and all(map(_ARITHMETIC.fullmatch, working)):

@@ -124,6 +124,18 @@ QUANTITIES = word_set(
     " distance speed cost price weight mass time age sum average mean median slope"
 )
 """Quantities that a sentence may state where the question is not known."""
+DERIVED = word_set(
+    "square squared cube cubed root sum product difference quotient remainder ratio percentage"
+    " fraction rate base double half twice triple third quarter number value reciprocal inverse"
+)
+"""What is computed of other numbers: a sentence about it tells no other quantity."""
+NEUTRAL = word_set(
+    "a an the his her hers its their our your my this that these those he she they it we you i him"
+    " them us me there here so thus hence therefore then finally also now still only exactly just is"
+    " are was were be been will would do does did has have had of in on at to for from with by and"
+    " each every total altogether together all overall end"
+)
+"""Words of a sentence that do not change its number."""
 CONTAINERS = word_set(
     "rectangle triangle circle polygon cube sphere train car cake pizza class room box bag group"
     " team school end week day month year line curve"
