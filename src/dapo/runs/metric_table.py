@@ -30,8 +30,8 @@ SECTIONS = {
     "critic": "The value function of PPO (`advantage.estimator: gae`, `dapo show docs losses`).",
     "optim": "The optimizer.",
     "time": (
-        "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all"
-        " other metrics are the same in every repetition of a run."
+        "Seconds, speed, memory and warnings, which depend on the moment. All other metrics are the"
+        " same in every repetition of a run on CPUs of one kind, but with `rollout.clock: load`."
     ),
     "eval": (
         "Evaluations: before the first step, then every `train.eval_every` steps. `{data}` is the"
