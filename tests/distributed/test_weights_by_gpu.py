@@ -175,6 +175,19 @@ def test_an_engine_lost_while_the_policy_updates_waits_for_the_next_weights(
     assert tokens_of(pool, 2) == [[Weights(2).token, 1]] * 2
 
 
+def test_a_rank_without_an_engine_on_its_gpu_shares_no_buffer() -> None:
+    """Torch would keep one that is never read, in each step another."""
+    sender = WeightSender(rank=1, device="cpu")
+    sender.call("open", False)
+    sender.call("connect", 2)  # with one process of an engine, which is on the GPU of rank 0
+    layout, handle = sender.call("begin", False, Weights(0))
+    assert handle == {}
+    for index in range(len(chunks.chunks_of(layout.tensors))):
+        sender.call("send", index)
+    assert sender._buffer is None
+    sender.call("end")
+
+
 def test_ranks_write_no_file_of_weights_that_they_have_updated_since(
     launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
