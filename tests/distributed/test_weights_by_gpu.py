@@ -2,6 +2,8 @@
 one line.
 """
 
+import os
+import signal
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -147,15 +149,21 @@ def test_an_engine_lost_between_transfers_gets_a_file_and_is_connected_again(
     assert len((tmp_path / "connected").read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 def test_an_engine_lost_while_the_policy_updates_waits_for_the_next_weights(
-    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     pool, messages = pool_of(launcher, tmp_path, reproducible=False)
     for version in range(2):
         pool.load_weights(Weights(version), version)
     requests = [GenerationRequest(f"{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(4)]
     pool.submit(requests[:2])
-    pool._engines[0].worker.kill()
+    worker: Any = pool._engines[0].worker
+    if hangs:
+        pool._engines[0].timeout_s = 3.0
+        os.kill(worker.pid, signal.SIGSTOP)
+    else:
+        worker.kill()
     with monkeypatch.context() as while_updating:
         # as of weights that the trainer ranks have updated since they sent them
         while_updating.setattr(pool, "_load_call", lambda: None)
@@ -173,6 +181,41 @@ def test_an_engine_lost_while_the_policy_updates_waits_for_the_next_weights(
     assert "engine-0 waits for the next weights" in messages[1]
     pool.load_weights(Weights(2), 2)
     assert tokens_of(pool, 2) == [[Weights(2).token, 1]] * 2
+
+
+def test_an_engine_that_has_waited_and_cannot_receive_weights_is_replaced_and_gets_a_file(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()  # no fault yet
+    pool, messages = pool_of(launcher, tmp_path, fault="raise", reproducible=False)
+    for version in range(2):
+        pool.load_weights(Weights(version), version)
+    pool.submit([GenerationRequest(f"{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(2)])
+    pool._engines[1].worker.kill()
+    with monkeypatch.context() as while_updating:
+        while_updating.setattr(pool, "_load_call", lambda: None)
+        while pool.restarts < 1:
+            pool.poll()
+    pool.abort(list(pool.in_flight))
+    mark.unlink()
+    pool.load_weights(Weights(2), 2)
+    assert tokens_of(pool, 2) == [[Weights(2).token, 0]] * 2
+    assert pool.restarts == 2
+    assert sum("through files from now on" in message for message in messages) == 1
+
+
+def test_a_rank_without_an_engine_on_its_gpu_shares_no_buffer() -> None:
+    """Torch would keep one that is never read, in each step another."""
+    sender = WeightSender(rank=1, device="cpu")
+    sender.call("open", False)
+    sender.call("connect", 2)  # with one process of an engine, which is on the GPU of rank 0
+    layout, handle = sender.call("begin", False, Weights(0))
+    assert handle == {}
+    for index in range(len(chunks.chunks_of(layout.tensors))):
+        sender.call("send", index)
+    assert sender._buffer is None
+    sender.call("end")
 
 
 def test_ranks_write_no_file_of_weights_that_they_have_updated_since(

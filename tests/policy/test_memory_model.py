@@ -221,6 +221,8 @@ def test_the_most_tokens_that_fit_are_found_exactly():
         (["rollout.engine=vllm"], 2, 1),
         (["rollout.engine=vllm"], 1, 2),  # the trainer and the engine
         (["distributed.trainer_ranks=4"], 2, 3),  # the controller samples
+        # on the first rank's GPU, also where others are free
+        (["distributed.trainer_ranks=2"], 8, 2),
         # ranks 0 and 2, and the controller, are on the first
         (["distributed.trainer_ranks=3"], 2, 3),
         (["distributed.trainer_ranks=2", "rollout.engines=4"], 2, 3),

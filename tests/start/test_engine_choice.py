@@ -148,6 +148,17 @@ IDLE: list[tuple[tuple[str, ...], int, str | None]] = [
         "2 of 8 GPUs are used; to use all: distributed.trainer_ranks=4 rollout.engines=4, or roll",
     ),
     (
+        (VLLM, "schedule=async", "distributed.trainer_ranks=4", "rollout.engines=2"),
+        8,
+        "6 of 8 GPUs are used; to use all: rollout.engines=4",
+    ),
+    # the controller samples on the GPU of a rank
+    (
+        ("distributed.trainer_ranks=7",),
+        8,
+        "7 of 8 GPUs are used; to use all: distributed.trainer_ranks=8 rollout.engines=8 (all",
+    ),
+    (
         (VLLM, "rollout.vllm.tensor_parallel=2"),
         4,
         "3 of 4 GPUs are used; to use all: distributed.trainer_ranks=4 rollout.engines=2 (all",
@@ -186,7 +197,10 @@ def test_gpus_that_stay_idle_are_named_with_options_that_use_them(
     (line,) = lines
     assert line.startswith(expected)
     # what it names uses all
-    first = line.partition("to use all: ")[2].partition(" (")[0].partition(", or")[0]
+    ways = [way.partition(" (")[0] for way in line.partition("to use all: ")[2].split(", or ")]
+    first = ways[0]
+    assert all(ways)
+    assert len(set(ways)) == len(ways)
     assert idle_gpus(tiny("train.device=auto", *options, *first.split()), gpus) == []
 
 

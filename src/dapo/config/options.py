@@ -383,7 +383,8 @@ class Config(Section):
             is_paired = part == 0.5 and ranks == engines and self.engine_processes > 0
             per_gpu: Sequence[float] = (0.5 / part, 0.5 / part)
         else:
-            is_shared = self.gpus_wanted > gpus
+            # without processes the controller samples, on the GPU of the first rank
+            is_shared = self.gpus_wanted > gpus or not self.engine_processes
             is_paired = ranks >= gpus
             per_gpu = (min(ranks, 1), 1)
             if is_shared:

@@ -504,6 +504,7 @@ class EnginePool(EngineState):
 
     def _count_restart(self, engine: EngineHandle, error: WorkerDied) -> None:
         engine.worker.kill()
+        engine.pending_call = None  # one that was overdue will not be answered
         most = self._max_restarts
         if self.restarts >= most:
             done = f"{self.restarts} engines have been replaced in this run, of at most {most}"

@@ -54,6 +54,9 @@ class EngineWorker(EngineLayer):
     def receive_weights(
         self, update: Mapping[str, Any], layout: WeightLayout | None, version: int | None
     ) -> None:
+        # the run's first weights came as a file, perhaps to an earlier process: the set is right,
+        # and a new process may load what this one cannot
+        self._has_loaded = True
         self._receiver.receive_weights(update, layout, version)
 
     @property

@@ -25,6 +25,8 @@ def _used(config: Config, gpus: int) -> int:
     """Return the GPUs on which a process computes."""
     if config.uses_ray:
         return min(gpus, config.gpus_needed)
+    if not config.engine_processes:  # the controller samples on the first rank's GPU
+        return min(gpus, config.distributed.trainer_ranks)
     if config.gpus_wanted <= gpus:
         return config.gpus_wanted
     sampling = config.engine_processes * config.gpus_per_engine
@@ -46,6 +48,7 @@ def _ways(config: Config, gpus: int) -> Iterator[str]:
         layouts = [(gpus, gpus // size, part, " (all sample and update in turn)")]
     if not config.is_supervised:
         layouts.append((ranks, (gpus - ranks) // size, None, ""))
+    named: list[str] = []
     for trainer_ranks, engines, part, note in layouts:
         if engines < config.rollout.engines or trainer_ranks < ranks:
             continue
@@ -62,4 +65,7 @@ def _ways(config: Config, gpus: int) -> Iterator[str]:
         texts = [
             f"{name}={value}" for name, value in values.items() if value != config.value_of(name)
         ]
-        yield " ".join(texts) + note
+        text = " ".join(texts)
+        if text and text not in named:  # neither the configuration itself nor the same twice
+            named.append(text)
+            yield text + note

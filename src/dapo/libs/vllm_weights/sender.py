@@ -70,6 +70,7 @@ class WeightSender:
         self._timeout_s = timeout_s
         self._group: Any = None
         self._buffer: Tensor | None = None
+        self._readers = 0  # the processes of all engines
         self._tensors: Iterator[tuple[str, Tensor]] = iter(())
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -111,13 +112,17 @@ class WeightSender:
         )
 
     def connect(self, size: int) -> None:
-        """Form the group with the engines' processes, which connect at the same time."""
+        """Form the group of `size` with the engines' processes, which connect at the same time."""
+        self._readers = size - 1
         if self._group is not None:
             self._group.connect(size)
 
     def begin(self, uses_nccl: bool, source: Source) -> tuple[Layout, dict[str, Any]]:
         """Begin to send a source's weights; returns their layout, and without NCCL this rank's
-        buffer, by its GPU.
+        buffer, by its GPU, if an engine's process reads it there.
+
+        The engines are on the GPUs of the first ranks. A buffer that is shared and never read is
+        never freed: torch waits for its one reader.
         """
         layout = source.layout()
         handle = dict[str, Any]()
@@ -125,7 +130,8 @@ class WeightSender:
         # tied ones once
         self._tensors = (pair for pair in source.named_tensors() if pair[0] in layout.tensors)
         torch.cuda.empty_cache()  # an engine on this GPU wakes next
-        if self._group is not None or not uses_nccl:
+        is_read = self._group is not None if uses_nccl else self._rank < self._readers
+        if is_read:
             size = max(sum(chunk["tensor_sizes"]) for chunk in self._chunks)
             with plain_segments():
                 self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
