@@ -105,6 +105,10 @@ def test_slots_are_as_many_as_the_device_decodes_well() -> None:
     for cuda, slots in ((False, 64), (True, 512)):
         assert resolve_auto(plain, cuda=cuda, training=False).rollout.native.slots == slots
     assert resolve_auto(tiny(), cuda=True, training=False).rollout.native.slots == 16  # as set
+    # where every other option is given, too
+    given = tiny("rollout.native.slots=auto", "train.device=cpu", "model.dtype=float32")
+    sizes = given.changed("train", microbatch_tokens=64, recompute=False)
+    assert resolve_auto(sizes).rollout.native.slots == 64
 
 
 def test_options_of_either_engine_may_have_an_effect_until_the_choice(

@@ -145,8 +145,10 @@ def resolve_auto(
         or (config.train.device == "auto" and not config.uses_ray)
     )
     if not (is_open or chooses_order):
-        # nothing depends on the device, which may be elsewhere
-        return resolve_auto_verifier(config)
+        # nothing else depends on the device, which may be elsewhere
+        config = resolve_auto_verifier(config)
+        is_known = config.train.device != "auto"
+        return _with_slots(config, config.train.device) if is_known else config
     device = _compute_device(config, cuda)
     if not config.uses_ray:
         config = config.changed("train", device=device.type)
@@ -196,12 +198,8 @@ def _with_engine(
         )
         config = config.changed("rollout", engine=choice.engine)
         log(choice.reason)
-    rollout = config.rollout
-    if rollout.engine == "native":
-        slots = rollout.native.slots_on(device.type)
-        native = rollout.native.model_copy(update={"slots": slots})
-        return config.changed("rollout", native=native)
-    if rollout.engine != "vllm" or rollout.clock is not None:
+    config = _with_slots(config, device.type)
+    if config.rollout.engine != "vllm" or config.rollout.clock is not None:
         return config
     if device.type == "cuda":
         log(
@@ -209,6 +207,15 @@ def _with_engine(
             " step ahead"
         )
     return config.changed("rollout", clock="history" if device.type == "cpu" else "load")
+
+
+def _with_slots(config: Config, device_type: str) -> Config:
+    """Resolve `rollout.native.slots`."""
+    if config.rollout.engine != "native":
+        return config
+    native = config.rollout.native
+    slots = native.slots_on(device_type)
+    return config.changed("rollout", native=native.model_copy(update={"slots": slots}))
 
 
 def machine_notes(config: Config) -> list[str]:
