@@ -278,6 +278,12 @@ def test_what_changes_nothing_is_taken(path: str, changes: dict[str, Any]):
     )
 
 
+def test_half_of_a_character_is_replaced_in_a_text_to_continue():
+    """JavaScript cuts texts between the halves, and no tokenizer encodes one."""
+    for prompt in ("cut \ud83d", ["cut \ud83d"]):
+        assert BY_PATH[COMPLETIONS].read({"prompt": prompt}).prompt == "cut \ufffd"
+
+
 def test_all_apis_read_the_same_conversation():
     """A question, a call behind a text, its result and a further question."""
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

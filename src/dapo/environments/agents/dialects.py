@@ -288,7 +288,7 @@ class Completions(Chat):
                 raise ValueError("prompt is a list, expected one text; send a request for each")
             prompt = prompt[0]
         return AgentRequest(
-            prompt=prompt,
+            prompt=text_of(prompt),
             max_tokens=fields.count("max_tokens"),
             samples=fields.count("n", at_most=MAX_SAMPLES) or 1,
             stop=fields.stops("stop"),
