@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.engines.engine import Unfinished
+from dapo.environments.agents.session import AgentError
 from dapo.sampling.samples import with_advantages
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.agents import (
@@ -167,6 +168,33 @@ def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
 def without_versions(episode: Generation) -> Generation:
     branches = tuple(map(without_versions, episode.branches))
     return replace(episode, version=0, versions=None, branches=branches)
+
+
+def compacts_late(problem: Problem, seed: int) -> Program:
+    """Ask with more than fits before each call, as agents do that compact their history then."""
+    for word in ("first", "second"):
+        try:
+            yield from ask(chat(user("word " * 300)))
+        except AgentError:
+            yield from ask(chat(user(word)))
+    return 1.0
+
+
+def test_requests_that_were_refused_are_refused_again_when_an_agent_starts_again():
+    whole = agents(compacts_late, max_context=100).play([request()])["a"]
+    assert whole.episode is not None
+    assert (whole.episode.error, whole.episode.counts["calls"]) == (None, 2)
+    for polls in range(1, 12):
+        played = agents(compacts_late, max_context=100)
+        played.engine.submit([request()])
+        ended: dict[str, Generation] = {}
+        for _ in range(polls):
+            ended |= {generation.request_id: generation for generation in played.engine.poll()}
+        if not ended:
+            parts = played.engine.suspend(["a"])
+            played.engine.resume([request()], states(parts, is_closed=True))
+            played.finish(1, ended)
+        assert without_versions(ended["a"]) == without_versions(whole)
 
 
 def test_an_agent_that_does_something_else_when_it_starts_again_is_an_error():

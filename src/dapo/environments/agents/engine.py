@@ -98,6 +98,13 @@ class _Running:
         )
         return self.request.max_new_tokens - used
 
+    def refuse(self, pending: Pending, error: AgentError) -> None:
+        """Answer a request with an error."""
+        fail(pending, error)
+        self.num_errors += 1
+        if self.num_errors > _NO_ANSWERS:
+            self.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
+
     def close(self) -> None:
         """End the agent."""
         self.agent.close()
@@ -347,11 +354,8 @@ class AgentEngine(EngineLayer):
             try:
                 prepared = self._prepared(running, pending.request)
             except AgentError as error:
-                fail(pending, error)
+                running.refuse(pending, error)
                 self._react_later(running)
-                running.num_errors += 1
-                if running.num_errors > _NO_ANSWERS:
-                    running.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
                 continue
             new.append((pending, *prepared))
         num_new = sum(len(prompts) for _, prompts, _ in new)
@@ -655,15 +659,25 @@ class AgentEngine(EngineLayer):
         """Take an agent's requests, and give it the next answer that it had."""
         running = repetition.running
         session = running.agent.session
+        is_refused = False
         for pending in sorted(session.take(), key=lambda pending: pending.request.text):
             if not repetition.take(pending, self._repeated(running, pending.request)):
                 try:
                     self._prepared(running, pending.request)
                 except AgentError as error:  # as it did before
-                    fail(pending, error)
+                    running.refuse(pending, error)
+                    is_refused = True
                 else:
                     repetition.held.append(pending)
-        outcome = session.outcome
+        if not is_refused:  # it reacts to an error before it gets the next answer
+            self._repeat_delivery(repetition)
+        if repetition.is_over:
+            session.put_back(repetition.held)
+
+    def _repeat_delivery(self, repetition: "_Repetition") -> None:
+        """Give an agent the next answer that it had, or note that it stands where it stood."""
+        running = repetition.running
+        outcome = running.agent.session.outcome
         exchange = repetition.deliveries.popleft() if repetition.deliveries else None
         if exchange is not None and exchange.waiting and not exchange.is_left:
             self._send(running, exchange)
@@ -673,8 +687,6 @@ class AgentEngine(EngineLayer):
             running.error = _NOT_DETERMINISTIC
         else:
             repetition.is_settled = True
-        if repetition.is_over:
-            session.put_back(repetition.held)
 
 
 class _Repetition:
