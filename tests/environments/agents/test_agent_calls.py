@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.engines.engine import Unfinished
+from dapo.environments.agents.calls import CallTree, calls_of
 from dapo.environments.agents.session import AgentError
 from dapo.sampling.samples import with_advantages
 from dapo.types import Generation, Group, Problem, Verdict
@@ -195,6 +196,25 @@ def test_requests_that_were_refused_are_refused_again_when_an_agent_starts_again
             played.engine.resume([request()], states(parts, is_closed=True))
             played.finish(1, ended)
         assert without_versions(ended["a"]) == without_versions(whole)
+
+
+def test_a_conversation_that_begins_with_an_empty_answer_is_read_as_it_was():
+    """Nothing was left for its first call while another one was sampled, and then something was."""
+    tree = CallTree()
+    empty = tree.add(chat(user("one")), None, (1, 2, 3), 0)
+    empty.finish = "length"
+    empty.message = {"role": "assistant", "content": ""}
+    tree.deliver(empty, 0)
+    messages = (user("one"), empty.message, user("two"))
+    call = tree.add(chat(*messages), empty, (4, 5), 1)
+    call.add(Generation("", [6, 7], [-1.0, -2.0], "stop", 3))
+    call.finish = "stop"
+    stored = tree.generations("a", PROMPT, {0, 1})
+    (first, second) = calls_of([each.record() for each in tree.calls], stored, PROMPT).calls
+    assert (first.new_ids, list(first.token_ids)) == ((1, 2, 3), [])
+    assert (second.new_ids, list(second.token_ids)) == ((4, 5), [6, 7])
+    assert second.context_ids == call.context_ids
+    assert second.version == 3
 
 
 def test_an_agent_that_does_something_else_when_it_starts_again_is_an_error():

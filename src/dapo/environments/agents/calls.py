@@ -356,7 +356,7 @@ def calls_of(
         number = record["conversation"]
         conversation = conversations[number]
         num_new = record["new_tokens"]
-        if positions[number] == 0:
+        if record["turn"] == 0:
             prompt = first_prompt
             if conversation.prompt_ids is not None:
                 prompt = conversation.prompt_ids
