@@ -198,6 +198,24 @@ def test_requests_that_were_refused_are_refused_again_when_an_agent_starts_again
         assert without_versions(ended["a"]) == without_versions(whole)
 
 
+def test_a_request_that_waits_when_its_episode_ends_gets_an_error():
+    """A client elsewhere, which does not end with the agent's process, would wait for hours."""
+    asked: list[Any] = []
+
+    def leaves_one(problem: Problem, seed: int) -> Program:
+        for word in ("one", "two"):
+            pending = yield chat(user(word))
+            asked.append(pending)
+        yield asked
+        return 1.0
+
+    (episode,) = agents(leaves_one).play([request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    failures = [pending.answers.exception(timeout=1) for pending in asked]
+    assert sorted(map(str, failures)) == ["None", "the episode has ended"]
+
+
 def test_a_conversation_that_begins_with_an_empty_answer_is_read_as_it_was():
     """Nothing was left for its first call while another one was sampled, and then something was."""
     tree = CallTree()

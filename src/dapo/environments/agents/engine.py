@@ -106,8 +106,12 @@ class _Running:
             self.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
 
     def close(self) -> None:
-        """End the agent."""
+        """End the agent; a client elsewhere that still waits gets an error."""
         self.agent.close()
+        for exchange in self.exchanges:
+            for pending in exchange.waiting:
+                fail(pending, AgentError(410, "the episode has ended", "session_ended"))
+            exchange.waiting = []
 
 
 class AgentEngine(EngineLayer):
@@ -251,7 +255,7 @@ class AgentEngine(EngineLayer):
 
     def close(self) -> None:
         for running in self._running.values():
-            running.agent.close()
+            running.close()
         self._running.clear()
         self._sampling.clear()
         super().close()
@@ -548,7 +552,7 @@ class AgentEngine(EngineLayer):
                 reward, correct, components, referred = _judged(running)
             except ValueError as error:
                 running.error = str(error)
-        running.agent.close()
+        running.close()
         self._running.pop(running.request.id, None)
         trained = _trained(running.tree, referred)
         return self._generation(
