@@ -85,6 +85,13 @@ def test_a_library_that_an_episode_imports_is_there_in_later_ones_unless_it_keep
     assert found == [0, 0, 0, 1, 0, 0]
 
 
+def test_a_module_that_cannot_be_read_costs_no_reward(pool: AgentPool):
+    (episode,) = agents_of(pool, OPTIONS).play([to_play("leaves_a_lazy_module")]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    assert sum(episode.episode.rewards) == 1.0
+
+
 def test_nothing_listens_beyond_loopback(pool: AgentPool):
     inodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():
