@@ -239,11 +239,17 @@ FOREIGN: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"guided_json": {}, "a_field_of_tomorrow": "x"}, "a_field_of_tomorrow"),
     (COMPLETIONS, {"best_of": 4}, "best_of"),
     (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
+    (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
     (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort"),
     (RESPONSES, {"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
     (MESSAGES, {"top_k": 5}, "top_k"),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
     (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice"),
+    (
+        MESSAGES,
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        "disable_parallel_tool_use",
+    ),
 ]
 
 
@@ -267,6 +273,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}),
     (CHAT, {"return_token_ids": True, "modalities": ["text"], "stop": None, "seed": None}),
     (RESPONSES, {"store": False, "truncation": "auto", "reasoning": {"summary": "auto"}}),
+    (RESPONSES, {"text": {"verbosity": "medium"}, "input": [{"type": None, **USER}]}),
     (MESSAGES, {"metadata": {"user_id": "me"}, "thinking": {"type": "disabled"}}),
 ]
 
