@@ -11,21 +11,28 @@ from hypothesis import strategies as st
 
 from dapo.engines.engine import Unfinished
 from dapo.environments.agents.calls import CallTree, calls_of
+from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.session import AgentError
 from dapo.sampling.samples import with_advantages
-from dapo.types import Generation, Group, Problem, Verdict
+from dapo.types import Finish, Generation, GenerationRequest, Group, Problem, Verdict
 from helpers.agents import (
+    END,
     PROBLEM,
     PROMPT,
+    TOKENIZER,
+    LocalAgentPool,
     Played,
     Program,
+    agent_options,
     agents,
+    agents_of,
     ask,
     chat,
     random_agent,
     request,
     user,
 )
+from helpers.tables import for_each_row
 from helpers.tiny_runs import tiny
 
 SEEDS = st.integers(0, 10**6)
@@ -214,6 +221,30 @@ def test_a_request_that_waits_when_its_episode_ends_gets_an_error():
     assert episode.episode.error is None
     failures = [pending.answers.exception(timeout=1) for pending in asked]
     assert sorted(map(str, failures)) == ["None", "the episode has ended"]
+
+
+def says_abc(asked: GenerationRequest) -> tuple[Sequence[int], Finish]:
+    return [*TOKENIZER("abc", add_special_tokens=False)["input_ids"], END], "stop"
+
+
+@for_each_row(("added", "parent"), [("c", 0), ("", None)])
+def test_a_text_goes_on_behind_the_stop_text_that_was_sampled(added: str, parent: int | None):
+    """What the policy has read is the text that the agent sent: no stop text twice, none hidden."""
+
+    def reacts(problem: Problem, seed: int) -> Program:
+        (thought,) = yield from ask(AgentRequest(prompt="Once", stop=("c",)))
+        assert (thought.text, thought.stop) == ("ab", "c")
+        yield from ask(AgentRequest(prompt=f"Once{thought.text}{added} then"))
+        return 1.0
+
+    pool = LocalAgentPool(reacts)
+    played = agents_of(pool, agent_options(), script=says_abc)
+    (episode,) = played.play([request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    assert episode.episode.calls[1]["parent"] == parent
+    read = TOKENIZER.decode(played.inner.sampled["a/1"].prompt_ids)
+    assert read.endswith(f"Onceab{added} then")
 
 
 def test_a_conversation_that_begins_with_an_empty_answer_is_read_as_it_was():

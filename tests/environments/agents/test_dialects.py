@@ -4,6 +4,7 @@ that a request asks for is dropped.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ def answer(text: str = "5", *, calls: int = 0, finish: str = "stop") -> AgentAns
 ANSWERS = {
     "a text": answer(),
     "nothing": answer("", finish="length"),
+    "a text up to a stop text": replace(answer(), stop="Observation:"),
     "a call": answer("", calls=1, finish="tool_calls"),
     "text and calls": answer("Let me see.", calls=2, finish="tool_calls"),
     "a call that was cut": answer("Let me see.", calls=1, finish="length"),
@@ -89,6 +91,20 @@ def test_the_models_of_the_sdks_take_each_answer_strictly():
                     events.validate_json(data, strict=True)
             value = json.loads(written)
             assert value.get("choices", [value])[0]["token_ids"] == [4, 5]
+
+
+def test_anthropics_answers_name_the_stop_text_that_ended_them():
+    body = {**BODIES[MESSAGES], "stop_sequences": ["Observation:"], "stream": True}
+    chosen = replace(answer(), stop="Observation:")
+    written = BY_PATH[MESSAGES].write(body, [chosen])
+    assert (written["stop_reason"], written["stop_sequence"]) == ("stop_sequence", "Observation:")
+    events = [
+        json.loads(text.partition("data: ")[2])
+        for text in replayed(BY_PATH[MESSAGES], body, [chosen])
+    ]
+    assert events[0]["message"]["stop_sequence"] is None
+    (delta,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "Observation:"}
 
 
 @for_each_row("path", BODIES)

@@ -470,14 +470,17 @@ class Messages(Chat):
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
         answer = answers[0]
         usage = _usage(answers)
+        reason = _STOP_REASONS[answer.finish_reason]
+        if answer.stop is not None:
+            reason = "stop_sequence"
         return {
             "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": str(body.get("model") or ""),
             "content": _blocks(answer),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": reason,
+            "stop_sequence": answer.stop,
             "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": list(answer.token_ids),
             "usage": {

@@ -496,6 +496,7 @@ class AgentEngine(EngineLayer):
         call.text, message = self._renderer.answer(request, token_ids, name)
         if text_before is not None:
             message = {"role": "assistant", "content": text_before}
+            call.cut = call.text[len(text_before) :]
             call.text = text_before
         call.message = message
         if call.finish == "length" and call.limit != request.max_tokens:
@@ -536,6 +537,7 @@ class AgentEngine(EngineLayer):
             token_ids=list(call.token_ids),
             logprobs=list(call.logprobs),
             tokens=self._renderer.tokens(call.token_ids),
+            stop=call.stop,
         )
 
     # --- the end
