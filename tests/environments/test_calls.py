@@ -295,6 +295,33 @@ def test_arguments_that_fit_are_passed_on(arguments: dict[str, Any]):
 
 
 @for_each_row(
+    "parameters",
+    [
+        # null, where Go writes an empty list or map
+        {"type": "object", "properties": {"a": {"type": "array"}}, "required": None},
+        {"properties": {"a": {"type": None, "enum": None, "items": None}}},
+        # any value
+        {"properties": {"a": True}},
+        # a tuple of JSON Schema's older drafts, and of its newer ones
+        {"properties": {"a": {"type": "array", "items": [{"type": "integer"}]}}},
+        {"properties": {"a": {"prefixItems": [{"type": "integer"}], "items": False}}},
+        {"properties": {"a": {"type": ["array", ["x"]]}}, "required": [["a"], "a"]},
+    ],
+)
+def test_schemas_as_clients_write_them_are_read(parameters: dict[str, Any]):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    reader = CallReader("hermes", [tool])
+    assert reader.read(call("f", a=[1])) == [ToolCall("f", {"a": [1]})]
+
+
+def test_a_schema_without_properties_lets_a_call_be_wrong():
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": None}}}
+    (wrong,) = CallReader("hermes", [tool]).read(call("f", a=1))
+    assert isinstance(wrong, WrongCall)
+    assert wrong.written == ToolCall("f", {"a": 1})
+
+
+@for_each_row(
     ("text", "error"),
     [
         (call("sub", a=1), "Error: there is no tool 'sub'; the tools are: add, search"),

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -192,6 +193,18 @@ def imports_late(problem: Problem, *, base_url: str, api_key: str) -> dict[str, 
     if problem.fields["keeps"]:
         module.api_key = api_key  # type: ignore[attr-defined]
     return {"score": 1.0, "was_there": float(was_there)}
+
+
+def leaves_a_lazy_module(problem: Problem, *, base_url: str, api_key: str) -> float:
+    """Leave a module that raises where it is read, as lazy ones of absent libraries do."""
+
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(f"there is no library with {name}")
+
+    sys.modules["lazy_module"] = Lazy("lazy_module")
+    complete(base_url, api_key, [{"role": "user", "content": "Say."}])
+    return 1.0
 
 
 def is_random(problem: Problem, *, base_url: str, api_key: str) -> float:

@@ -330,11 +330,20 @@ def _parsed(text: str) -> Any:
 
 
 def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
-    """Return the reason why arguments do not fit a tool's parameters; None if they fit."""
-    properties = schema.get("properties", {})
+    """Return the reason why arguments do not fit a tool's parameters; None if they fit.
+
+    Schemas come from clients in any language: what is null or of another type there asks nothing.
+    """
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        properties = {}
+    required = schema.get("required")
+    if not isinstance(required, list | tuple):
+        required = ()
     if not isinstance(arguments, dict):
         return f"expected an object of arguments, got {quoted(arguments)}"
-    if absent := [key for key in schema.get("required", []) if key not in arguments]:
+    absent = [key for key in required if isinstance(key, str) and key not in arguments]
+    if absent:
         return f"missing: {', '.join(absent)}"
     for key, value in arguments.items():
         if key not in properties:
@@ -347,10 +356,19 @@ def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _fits(value: object, schema: Mapping[str, Any]) -> bool:
-    """Return True if a value and each entry of a list have the type of a JSON schema."""
-    kinds = schema.get("type", list(_TYPES))
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+def _fits(value: object, schema: object) -> bool:
+    """Return True if a value and each entry of a list have the type of a JSON schema.
+
+    Any value fits a schema that is no object, such as `true`.
+    """
+    if not isinstance(schema, Mapping):
+        return True
+    named = schema.get("type")
+    if isinstance(named, str):
+        named = [named]
+    kinds = list(_TYPES)
+    if isinstance(named, list | tuple):
+        kinds = [kind for kind in named if isinstance(kind, str)]
     is_integer = isinstance(value, float) and value.is_integer() and "integer" in kinds
     if value is None and "nullable" in schema:
         return True
@@ -358,7 +376,8 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
         return False
     if not is_integer and not any(isinstance(value, _TYPES.get(kind, object)) for kind in kinds):
         return False
-    if "enum" in schema and value not in schema["enum"]:
+    choices = schema.get("enum")
+    if isinstance(choices, list | tuple) and value not in choices:
         return False
     entries = value if isinstance(value, list) else []
-    return all(_fits(entry, schema.get("items", {})) for entry in entries)
+    return all(_fits(entry, schema.get("items")) for entry in entries)

@@ -343,7 +343,9 @@ class ServedModel:
         place = _first_stop(text, request.stop)
         reason = str(generation.finish)
         message: Message = {"role": "assistant", "content": text}
+        stop: str | None = None
         if place is not None:
+            stop = next(each for each in request.stop if text.startswith(each, place))
             text = text[:place]
             reason = "stop"
             message = {"role": "assistant", "content": text}
@@ -361,6 +363,7 @@ class ServedModel:
             token_ids=token_ids,
             logprobs=list(generation.logprobs),
             tokens=_TokenTexts(self._chats, token_ids),
+            stop=stop,
         )
 
     def _fail_open(self, error: AgentError) -> None:

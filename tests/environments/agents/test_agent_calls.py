@@ -10,20 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.engines.engine import Unfinished
+from dapo.environments.agents.calls import CallTree, calls_of
+from dapo.environments.agents.messages import AgentRequest
+from dapo.environments.agents.session import AgentError
 from dapo.sampling.samples import with_advantages
-from dapo.types import Generation, Group, Problem, Verdict
+from dapo.types import Finish, Generation, GenerationRequest, Group, Problem, Verdict
 from helpers.agents import (
+    END,
     PROBLEM,
     PROMPT,
+    TOKENIZER,
+    LocalAgentPool,
     Played,
     Program,
+    agent_options,
     agents,
+    agents_of,
     ask,
     chat,
     random_agent,
     request,
     user,
 )
+from helpers.tables import for_each_row
 from helpers.tiny_runs import tiny
 
 SEEDS = st.integers(0, 10**6)
@@ -167,6 +176,94 @@ def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
 def without_versions(episode: Generation) -> Generation:
     branches = tuple(map(without_versions, episode.branches))
     return replace(episode, version=0, versions=None, branches=branches)
+
+
+def compacts_late(problem: Problem, seed: int) -> Program:
+    """Ask with more than fits before each call, as agents do that compact their history then."""
+    for word in ("first", "second"):
+        try:
+            yield from ask(chat(user("word " * 300)))
+        except AgentError:
+            yield from ask(chat(user(word)))
+    return 1.0
+
+
+def test_requests_that_were_refused_are_refused_again_when_an_agent_starts_again():
+    whole = agents(compacts_late, max_context=100).play([request()])["a"]
+    assert whole.episode is not None
+    assert (whole.episode.error, whole.episode.counts["calls"]) == (None, 2)
+    for polls in range(1, 12):
+        played = agents(compacts_late, max_context=100)
+        played.engine.submit([request()])
+        ended: dict[str, Generation] = {}
+        for _ in range(polls):
+            ended |= {generation.request_id: generation for generation in played.engine.poll()}
+        if not ended:
+            parts = played.engine.suspend(["a"])
+            played.engine.resume([request()], states(parts, is_closed=True))
+            played.finish(1, ended)
+        assert without_versions(ended["a"]) == without_versions(whole)
+
+
+def test_a_request_that_waits_when_its_episode_ends_gets_an_error():
+    """A client elsewhere, which does not end with the agent's process, would wait for hours."""
+    asked: list[Any] = []
+
+    def leaves_one(problem: Problem, seed: int) -> Program:
+        for word in ("one", "two"):
+            pending = yield chat(user(word))
+            asked.append(pending)
+        yield asked
+        return 1.0
+
+    (episode,) = agents(leaves_one).play([request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    failures = [pending.answers.exception(timeout=1) for pending in asked]
+    assert sorted(map(str, failures)) == ["None", "the episode has ended"]
+
+
+def says_abc(asked: GenerationRequest) -> tuple[Sequence[int], Finish]:
+    return [*TOKENIZER("abc", add_special_tokens=False)["input_ids"], END], "stop"
+
+
+@for_each_row(("added", "parent"), [("c", 0), ("", None)])
+def test_a_text_goes_on_behind_the_stop_text_that_was_sampled(added: str, parent: int | None):
+    """What the policy has read is the text that the agent sent: no stop text twice, none hidden."""
+
+    def reacts(problem: Problem, seed: int) -> Program:
+        (thought,) = yield from ask(AgentRequest(prompt="Once", stop=("c",)))
+        assert (thought.text, thought.stop) == ("ab", "c")
+        yield from ask(AgentRequest(prompt=f"Once{thought.text}{added} then"))
+        return 1.0
+
+    pool = LocalAgentPool(reacts)
+    played = agents_of(pool, agent_options(), script=says_abc)
+    (episode,) = played.play([request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    assert episode.episode.calls[1]["parent"] == parent
+    read = TOKENIZER.decode(played.inner.sampled["a/1"].prompt_ids)
+    assert read.endswith(f"Onceab{added} then")
+
+
+def test_a_conversation_that_begins_with_an_empty_answer_is_read_as_it_was():
+    """Nothing was left for its first call while another one was sampled, and then something was."""
+    tree = CallTree()
+    empty = tree.add(chat(user("one")), None, (1, 2, 3), 0)
+    empty.finish = "length"
+    empty.message = {"role": "assistant", "content": ""}
+    tree.deliver(empty, 0)
+    messages = (user("one"), empty.message, user("two"))
+    call = tree.add(chat(*messages), empty, (4, 5), 1)
+    call.add(Generation("", [6, 7], [-1.0, -2.0], "stop", 3))
+    call.finish = "stop"
+    stored = tree.generations("a", PROMPT, {0, 1})
+    (first, second) = calls_of([each.record() for each in tree.calls], stored, PROMPT).calls
+    assert (first.new_ids, list(first.token_ids)) == ((1, 2, 3), [])
+    assert (second.new_ids, list(second.token_ids)) == ((4, 5), [6, 7])
+    assert second.context_ids == call.context_ids
+    assert second.version == 3
 
 
 def test_an_agent_that_does_something_else_when_it_starts_again_is_an_error():

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dapo.environments.agents.pool import AgentPool
+from dapo.environments.agents.pool import AgentPool, without_proxy
 from dapo.processes.output import WorkerOutput
 from dapo.processes.supervisor import _descendants
 from helpers.agents import agent_options, agents_of, to_play
 from helpers.faulty_agents import MISBEHAVING
 from helpers.processes import is_alive, wait_until
+from helpers.tables import for_each_row
 
 OPTIONS = agent_options(timeout_s=4.0, workers=1, max_turns=8)
 
@@ -83,6 +84,39 @@ def test_a_library_that_an_episode_imports_is_there_in_later_ones_unless_it_keep
         found.append(episode.episode.components["was_there"])
     # modules beside the agent's are the user's code, which may draw random numbers
     assert found == [0, 0, 0, 1, 0, 0]
+
+
+def test_a_module_that_cannot_be_read_costs_no_reward(pool: AgentPool):
+    (episode,) = agents_of(pool, OPTIONS).play([to_play("leaves_a_lazy_module")]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    assert sum(episode.episode.rewards) == 1.0
+
+
+def test_an_agent_reaches_the_endpoint_where_the_machine_has_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nothing is there
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    with AgentPool(OPTIONS, memory_gib=0.125, output=WorkerOutput()) as opened:
+        (episode,) = agents_of(opened, OPTIONS).play([to_play("one_call")]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+
+
+@for_each_row(
+    ("before", "after"),
+    [
+        ({}, {"no_proxy": "::1", "NO_PROXY": "::1"}),
+        ({"NO_PROXY": "a.b", "X": "y"}, {"no_proxy": "a.b,::1", "NO_PROXY": "a.b,::1", "X": "y"}),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, {"no_proxy": "a,::1", "NO_PROXY": "b,::1"}),
+        ({"no_proxy": "*"}, {"no_proxy": "*"}),
+    ],
+)
+def test_the_hosts_without_a_proxy_stay_and_the_endpoint_is_one(
+    before: dict[str, str], after: dict[str, str]
+):
+    assert without_proxy(before, "::1") == after
 
 
 def test_nothing_listens_beyond_loopback(pool: AgentPool):

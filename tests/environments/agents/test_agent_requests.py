@@ -103,6 +103,7 @@ HOSTILE: list[tuple[Any, int]] = [
     ({**GOOD, "seed": "x"}, 400),
     ({**GOOD, "temperature": 0}, 400),
     ({**GOOD, "temperature": "hot"}, 400),
+    ({**GOOD, "temperature": 10**400}, 400),
     ({**GOOD, "top_p": 0.5}, 400),
     ({**GOOD, "logit_bias": {"1": 100}}, 400),
     ({**GOOD, "response_format": {"type": "json_object"}}, 400),

@@ -4,6 +4,7 @@ that a request asks for is dropped.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ def answer(text: str = "5", *, calls: int = 0, finish: str = "stop") -> AgentAns
 ANSWERS = {
     "a text": answer(),
     "nothing": answer("", finish="length"),
+    "a text up to a stop text": replace(answer(), stop="Observation:"),
     "a call": answer("", calls=1, finish="tool_calls"),
     "text and calls": answer("Let me see.", calls=2, finish="tool_calls"),
     "a call that was cut": answer("Let me see.", calls=1, finish="length"),
@@ -89,6 +91,20 @@ def test_the_models_of_the_sdks_take_each_answer_strictly():
                     events.validate_json(data, strict=True)
             value = json.loads(written)
             assert value.get("choices", [value])[0]["token_ids"] == [4, 5]
+
+
+def test_anthropics_answers_name_the_stop_text_that_ended_them():
+    body = {**BODIES[MESSAGES], "stop_sequences": ["Observation:"], "stream": True}
+    chosen = replace(answer(), stop="Observation:")
+    written = BY_PATH[MESSAGES].write(body, [chosen])
+    assert (written["stop_reason"], written["stop_sequence"]) == ("stop_sequence", "Observation:")
+    events = [
+        json.loads(text.partition("data: ")[2])
+        for text in replayed(BY_PATH[MESSAGES], body, [chosen])
+    ]
+    assert events[0]["message"]["stop_sequence"] is None
+    (delta,) = [event["delta"] for event in events if event["type"] == "message_delta"]
+    assert delta == {"stop_reason": "stop_sequence", "stop_sequence": "Observation:"}
 
 
 @for_each_row("path", BODIES)
@@ -239,11 +255,17 @@ FOREIGN: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"guided_json": {}, "a_field_of_tomorrow": "x"}, "a_field_of_tomorrow"),
     (COMPLETIONS, {"best_of": 4}, "best_of"),
     (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
+    (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
     (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.effort"),
     (RESPONSES, {"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
     (MESSAGES, {"top_k": 5}, "top_k"),
     (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
     (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice"),
+    (
+        MESSAGES,
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        "disable_parallel_tool_use",
+    ),
 ]
 
 
@@ -267,6 +289,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}),
     (CHAT, {"return_token_ids": True, "modalities": ["text"], "stop": None, "seed": None}),
     (RESPONSES, {"store": False, "truncation": "auto", "reasoning": {"summary": "auto"}}),
+    (RESPONSES, {"text": {"verbosity": "medium"}, "input": [{"type": None, **USER}]}),
     (MESSAGES, {"metadata": {"user_id": "me"}, "thinking": {"type": "disabled"}}),
 ]
 
@@ -276,6 +299,12 @@ def test_what_changes_nothing_is_taken(path: str, changes: dict[str, Any]):
     Session("policy", 1.0, 1.0, overrides=False).submit(
         BY_PATH[path].read({**BODIES[path], **changes})
     )
+
+
+def test_half_of_a_character_is_replaced_in_a_text_to_continue():
+    """JavaScript cuts texts between the halves, and no tokenizer encodes one."""
+    for prompt in ("cut \ud83d", ["cut \ud83d"]):
+        assert BY_PATH[COMPLETIONS].read({"prompt": prompt}).prompt == "cut \ufffd"
 
 
 def test_all_apis_read_the_same_conversation():

@@ -568,6 +568,10 @@ def test_an_agent_with_the_method_run_gives_rewards_by_answer():
 WRONG_CALLS = {
     "an unknown tool": ('{"name": "sub", "arguments": {"a": 1}}', ("sub", {"a": 1})),
     "wrong arguments": ('{"name": "add", "arguments": {"x": "2"}}', ("add", {"x": "2"})),
+    "half of a character": (
+        r'{"name": "add", "arguments": {"a": "\ud83d"}}',
+        ("add", {"a": "\ufffd"}),
+    ),
     "no JSON": ('{"name": "add", "arguments": {"a": ', None),
     "arguments in a list": ('{"name": "add", "arguments": [2, 3]}', None),
 }

@@ -55,7 +55,9 @@ class Call:
     finish: Finish | None = None
     """How the turn ended; None while it is sampled."""
     text: str = ""
-    """The turn's text."""
+    """The turn's text as the agent received it."""
+    cut: str = ""
+    """The sampled text behind it, from a stop text on."""
     is_ended: bool = True
     """Whether its last token ends a turn in the chat template."""
     message: Message = field(default_factory=dict)
@@ -102,8 +104,17 @@ class Call:
 
     @property
     def whole_text(self) -> str:
-        """The whole text, with its answer, of requests for the continuation of a text."""
-        return "".join(f"{call.new_text or ''}{call.text}" for call in self.path)
+        """The whole text, with its answer, of requests for the continuation of a text.
+
+        The stop text of an answer is in it: the policy has sampled it, so a text that goes on there
+        without it is another one.
+        """
+        return "".join(f"{call.new_text or ''}{call.text}{call.cut}" for call in self.path)
+
+    @property
+    def stop(self) -> str | None:
+        """The stop text that ended the answer; None: none of them did."""
+        return next((stop for stop in self.options.stop if stop in self.cut), None)
 
     @property
     def history(self) -> bytes:
@@ -167,6 +178,7 @@ class Call:
             "limit": self.limit,
             "finish": self.finish,
             "text": self.text,
+            "cut": self.cut,
             "is_ended": self.is_ended,
             "answer": dict(self.message),
             "is_read": self.is_read,
@@ -356,7 +368,7 @@ def calls_of(
         number = record["conversation"]
         conversation = conversations[number]
         num_new = record["new_tokens"]
-        if positions[number] == 0:
+        if record["turn"] == 0:
             prompt = first_prompt
             if conversation.prompt_ids is not None:
                 prompt = conversation.prompt_ids
@@ -391,6 +403,7 @@ def calls_of(
             versions=((0, version), *later) if later else None,
             finish=record["finish"],
             text=record["text"],
+            cut=record.get("cut", ""),
             is_ended=record["is_ended"],
             message=record["answer"],
             deliveries=tuple(record["deliveries"]),

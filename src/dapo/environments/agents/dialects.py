@@ -288,7 +288,7 @@ class Completions(Chat):
                 raise ValueError("prompt is a list, expected one text; send a request for each")
             prompt = prompt[0]
         return AgentRequest(
-            prompt=prompt,
+            prompt=text_of(prompt),
             max_tokens=fields.count("max_tokens"),
             samples=fields.count("n", at_most=MAX_SAMPLES) or 1,
             stop=fields.stops("stop"),
@@ -346,7 +346,8 @@ class Responses(Chat):
         if instructions:
             messages.append({"role": "system", "content": instructions})
         messages += _items(fields.required("input", str, list))
-        text_format = _Fields(fields.optional("text", dict) or {}).optional("format", dict) or {}
+        text = fields.optional("text", dict) or {}
+        text_format = _Fields(text).optional("format", dict) or {}
         reasoning = fields.optional("reasoning", dict) or {}
         choice = _tool_choice(body.get("tool_choice"))
         foreign = fields.foreign(_RESPONSE_FIELDS, _NEUTRAL)
@@ -354,6 +355,8 @@ class Responses(Chat):
             foreign.append("parallel_tool_calls")
         if text_format.get("type", "text") != "text":
             foreign.append("text.format")
+        if text.get("verbosity") not in (None, _NEUTRAL["verbosity"]):
+            foreign.append("text.verbosity")
         if reasoning.get("effort") not in (None, "none"):
             foreign.append("reasoning.effort")
         if choice not in ("auto", "none"):
@@ -442,13 +445,16 @@ class Messages(Chat):
             messages += _from_anthropic(number, message)
         if messages and messages[-1]["role"] == "assistant":
             raise ValueError("the last message is the assistant's, and an answer is a whole turn")
-        choice = (fields.optional("tool_choice", dict) or {}).get("type", "auto")
+        tool_choice = fields.optional("tool_choice", dict) or {}
+        choice = tool_choice.get("type", "auto")
         foreign = fields.foreign(_MESSAGE_FIELDS, _NEUTRAL)
         thinking = fields.optional("thinking", dict) or {}
         if thinking.get("type", "disabled") != "disabled":
             foreign.append("thinking")
         if choice not in ("auto", "none"):
             foreign.append("tool_choice")
+        if tool_choice.get("disable_parallel_tool_use"):
+            foreign.append("disable_parallel_tool_use")
         tools = [_tool_of_anthropic(tool) for tool in fields.optional("tools", list) or []]
         return AgentRequest(
             messages=_messages(messages),
@@ -464,14 +470,17 @@ class Messages(Chat):
     def write(self, body: Mapping[str, Any], answers: Sequence[AgentAnswer]) -> dict[str, Any]:
         answer = answers[0]
         usage = _usage(answers)
+        reason = _STOP_REASONS[answer.finish_reason]
+        if answer.stop is not None:
+            reason = "stop_sequence"
         return {
             "id": answer.id,
             "type": "message",
             "role": "assistant",
             "model": str(body.get("model") or ""),
             "content": _blocks(answer),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
-            "stop_sequence": None,
+            "stop_reason": reason,
+            "stop_sequence": answer.stop,
             "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": list(answer.token_ids),
             "usage": {
@@ -591,7 +600,7 @@ def _items(value: str | Sequence[Any]) -> list[dict[str, Any]]:
     for number, item in enumerate(value):
         if not isinstance(item, Mapping):
             raise ValueError(f"input[{number}] is {type(item).__name__}, expected an item")
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":

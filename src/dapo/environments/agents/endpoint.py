@@ -24,7 +24,14 @@ MAX_BODY_BYTES = 16 * 2**20
 _RETRY_AFTER_S = 1
 _NO_KEYS = ("", "-", "dummy", "empty", "fake", "local", "none", "not-needed", "placeholder", "x")
 """Keys that clients send to servers that need none: the address alone names the session then."""
-_CLIENT_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_CLIENT_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 """What reading a client's values may raise."""
 
 

@@ -98,9 +98,20 @@ class _Running:
         )
         return self.request.max_new_tokens - used
 
+    def refuse(self, pending: Pending, error: AgentError) -> None:
+        """Answer a request with an error."""
+        fail(pending, error)
+        self.num_errors += 1
+        if self.num_errors > _NO_ANSWERS:
+            self.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
+
     def close(self) -> None:
-        """End the agent."""
+        """End the agent; a client elsewhere that still waits gets an error."""
         self.agent.close()
+        for exchange in self.exchanges:
+            for pending in exchange.waiting:
+                fail(pending, AgentError(410, "the episode has ended", "session_ended"))
+            exchange.waiting = []
 
 
 class AgentEngine(EngineLayer):
@@ -244,7 +255,7 @@ class AgentEngine(EngineLayer):
 
     def close(self) -> None:
         for running in self._running.values():
-            running.agent.close()
+            running.close()
         self._running.clear()
         self._sampling.clear()
         super().close()
@@ -347,11 +358,8 @@ class AgentEngine(EngineLayer):
             try:
                 prepared = self._prepared(running, pending.request)
             except AgentError as error:
-                fail(pending, error)
+                running.refuse(pending, error)
                 self._react_later(running)
-                running.num_errors += 1
-                if running.num_errors > _NO_ANSWERS:
-                    running.error = f"{_NO_ANSWERS} requests were answered by errors: {error}"
                 continue
             new.append((pending, *prepared))
         num_new = sum(len(prompts) for _, prompts, _ in new)
@@ -488,6 +496,7 @@ class AgentEngine(EngineLayer):
         call.text, message = self._renderer.answer(request, token_ids, name)
         if text_before is not None:
             message = {"role": "assistant", "content": text_before}
+            call.cut = call.text[len(text_before) :]
             call.text = text_before
         call.message = message
         if call.finish == "length" and call.limit != request.max_tokens:
@@ -528,6 +537,7 @@ class AgentEngine(EngineLayer):
             token_ids=list(call.token_ids),
             logprobs=list(call.logprobs),
             tokens=self._renderer.tokens(call.token_ids),
+            stop=call.stop,
         )
 
     # --- the end
@@ -544,7 +554,7 @@ class AgentEngine(EngineLayer):
                 reward, correct, components, referred = _judged(running)
             except ValueError as error:
                 running.error = str(error)
-        running.agent.close()
+        running.close()
         self._running.pop(running.request.id, None)
         trained = _trained(running.tree, referred)
         return self._generation(
@@ -655,15 +665,25 @@ class AgentEngine(EngineLayer):
         """Take an agent's requests, and give it the next answer that it had."""
         running = repetition.running
         session = running.agent.session
+        is_refused = False
         for pending in sorted(session.take(), key=lambda pending: pending.request.text):
             if not repetition.take(pending, self._repeated(running, pending.request)):
                 try:
                     self._prepared(running, pending.request)
                 except AgentError as error:  # as it did before
-                    fail(pending, error)
+                    running.refuse(pending, error)
+                    is_refused = True
                 else:
                     repetition.held.append(pending)
-        outcome = session.outcome
+        if not is_refused:  # it reacts to an error before it gets the next answer
+            self._repeat_delivery(repetition)
+        if repetition.is_over:
+            session.put_back(repetition.held)
+
+    def _repeat_delivery(self, repetition: "_Repetition") -> None:
+        """Give an agent the next answer that it had, or note that it stands where it stood."""
+        running = repetition.running
+        outcome = running.agent.session.outcome
         exchange = repetition.deliveries.popleft() if repetition.deliveries else None
         if exchange is not None and exchange.waiting and not exchange.is_left:
             self._send(running, exchange)
@@ -673,8 +693,6 @@ class AgentEngine(EngineLayer):
             running.error = _NOT_DETERMINISTIC
         else:
             repetition.is_settled = True
-        if repetition.is_over:
-            session.put_back(repetition.held)
 
 
 class _Repetition:

@@ -33,6 +33,20 @@ _LOADER_GIB = 1024.0
 """The memory of the process that loads the user's code and of all agents: each has its own bound."""
 
 
+def without_proxy(environment: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return variables with which clients reach a host themselves, not by the machine's proxy.
+
+    Clients ask a proxy for loopback too, unless NO_PROXY has it; some read the name in small
+    letters first.
+    """
+    result = dict(environment)
+    for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
+        hosts = environment.get(name) or environment.get(other) or ""
+        if hosts.strip() != "*":  # all of them
+            result[name] = f"{hosts},{host}" if hosts else host
+    return result
+
+
 class Agent:
     """An agent that plays one episode."""
 
@@ -100,13 +114,14 @@ class AgentPool(WorkerPool):
             init_message = encode({"spec": spec, **import_locations()})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"environment.options must be JSON values: {error}") from None
+        environment = needed_environment(
+            {str(config.name).removeprefix(AGENT_PREFIX): config.options},
+            files=[word for word in config.command if Path(word).is_file()],
+        )
         program = WorkerProgram(
             module="dapo.environments.agents.worker",
             init_message=init_message,
-            environment=needed_environment(
-                {str(config.name).removeprefix(AGENT_PREFIX): config.options},
-                files=[word for word in config.command if Path(word).is_file()],
-            ),
+            environment=without_proxy(environment, self.server.host),
             kind="agent",
             error=ConfigError,
         )

@@ -1,5 +1,6 @@
 """Turns an agent's messages into tokens, and the policy's tokens into its messages."""
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,7 @@ from dapo.environments.agents.calls import Call
 from dapo.environments.agents.messages import AgentRequest, depth_of, to_json
 from dapo.environments.agents.session import MAX_DEPTH, AgentError
 from dapo.environments.calls import PYTHON_TAG, CallForm, ToolCall, WrongCall, call_text
-from dapo.environments.rendering import TurnRenderer
+from dapo.environments.rendering import TurnRenderer, without_surrogates
 from dapo.types import Message, Problem
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class AgentRenderer:
         """Return the text of a turn, and the assistant's message that an agent receives.
 
         A call of an unknown tool, or with arguments that do not fit, reaches the agent as it was
-        written: agents answer it. A turn with a call that is not JSON is text.
+        written: agents answer it. A turn with a call that is not JSON is text. Halves of characters,
+        which no answer can be encoded with, are replaced.
 
         Args:
             request: What the agent asked for.
@@ -180,9 +182,17 @@ def _written(calls: Sequence[ToolCall | WrongCall]) -> list[ToolCall]:
     """Return the calls of a turn for its agent; none if one of them cannot be read."""
     written = [call if isinstance(call, ToolCall) else call.written for call in calls]
     readable = [
-        call for call in written if call is not None and depth_of(call.arguments) <= MAX_DEPTH
+        _encodable(call)
+        for call in written
+        if call is not None and depth_of(call.arguments) <= MAX_DEPTH
     ]
     return readable if len(readable) == len(calls) else []
+
+
+def _encodable(call: ToolCall) -> ToolCall:
+    r"""Return a call without halves of characters, which JSON writes as `\ud83d`."""
+    arguments = json.loads(without_surrogates(json.dumps(call.arguments, ensure_ascii=False)))
+    return ToolCall(without_surrogates(call.name), arguments)
 
 
 def _forms(renderer: TurnRenderer, messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:

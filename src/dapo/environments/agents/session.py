@@ -50,6 +50,8 @@ class AgentAnswer:
     """The log-probability of each token, in nats."""
     tokens: Sequence[str] = ()
     """The text of each token."""
+    stop: str | None = None
+    """The text of the request's `stop` that ended the answer."""
 
 
 @dataclass(eq=False)

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 from dapo.environments.agents.messages import AgentRequest
@@ -131,7 +130,7 @@ _NO_MESSAGE = {"role": "assistant", "content": ""}
 
 
 def _without_text(answer: AgentAnswer) -> AgentAnswer:
-    return replace(answer, text="", message=_NO_MESSAGE, token_ids=(), logprobs=(), tokens=())
+    return AgentAnswer(answer.id, "", _NO_MESSAGE, answer.finish_reason, answer.prompt_ids)
 
 
 def _content(answer: AgentAnswer) -> str:

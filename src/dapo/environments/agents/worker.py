@@ -159,7 +159,9 @@ def _monitor(
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     known = frozenset(sys.modules)
     report = _report(message, play)
-    imports.send(known, message)
+    # a thread of the agent may still import, and a module may raise where it is read
+    with suppress(Exception):
+        imports.send(known, message)
     sys.stdout.flush()
     sys.stderr.flush()
     control.sendall(json.dumps(report).encode() + b"\n")
