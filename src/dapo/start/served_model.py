@@ -345,7 +345,7 @@ class ServedModel:
         message: Message = {"role": "assistant", "content": text}
         stop: str | None = None
         if place is not None:
-            stop = next(each for each in request.stop if text.startswith(each, place))
+            stop = next(sign for sign in request.stop if text.startswith(sign, place))
             text = text[:place]
             reason = "stop"
             message = {"role": "assistant", "content": text}

@@ -226,6 +226,7 @@ def test_heads_methods_paths_and_keys_that_are_wrong_are_refused(pool: AgentPool
         (head(CHAT, session.key, method="GET"), b"405"),
         (head(CHAT, session.key, method="DELETE"), b"405"),
         (head("/v1/models", session.key, method="GET"), b"200"),
+        (head("/v1/v1/models", session.key, method="GET"), b"200"),
     ]
     with served, other:
         lines = [raw(pool, data) for data, _ in rows]

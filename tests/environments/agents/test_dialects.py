@@ -149,6 +149,12 @@ def test_a_thought_is_known_again_and_a_rewritten_one_is_not():
         assert same_text(comparable({"role": "assistant", **message})) not in texts
 
 
+def test_a_tools_answer_is_known_again_by_another_id_of_its_call():
+    first = {"role": "tool", "content": "5", "tool_call_id": "a"}
+    assert same_text(comparable(first)) == same_text(comparable({**first, "tool_call_id": "b"}))
+    assert same_text(comparable(first)) != same_text(comparable({**first, "content": "6"}))
+
+
 def test_arguments_are_compared_as_values():
     def called(arguments: Any) -> str:
         call = {"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}

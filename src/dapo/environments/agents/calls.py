@@ -114,7 +114,7 @@ class Call:
     @property
     def stop(self) -> str | None:
         """The stop text that ended the answer; None: none of them did."""
-        return next((stop for stop in self.options.stop if stop in self.cut), None)
+        return next((stop for stop in self.options.stop if self.cut.startswith(stop)), None)
 
     @property
     def history(self) -> bytes:

@@ -109,15 +109,14 @@ def make_app(find: Callable[[str, str | None], Asked]) -> "Starlette":
     routes = []
     for prefix in ("", "/sessions/{session}"):
         models = _guarded(bound(_models))
-        routes.append(Route(f"{prefix}/v1/models", models, methods=["GET"]))
         model = _guarded(bound(_model))
-        routes.append(Route(f"{prefix}/v1/models/{{model:path}}", model, methods=["GET"]))
-        for dialect in DIALECTS:
-            answer = _guarded(bound(_respond, dialect), dialect)
-            # the SDK of Anthropic adds /v1 to an address that ends with it
-            for version in ("v1", "v1/v1"):
-                path = f"{prefix}/{version}/{dialect.path}"
-                routes.append(Route(path, answer, methods=["POST"]))
+        # the SDK of Anthropic adds /v1 to an address that ends with it
+        for version in (f"{prefix}/v1", f"{prefix}/v1/v1"):
+            routes.append(Route(f"{version}/models", models, methods=["GET"]))
+            routes.append(Route(f"{version}/models/{{model:path}}", model, methods=["GET"]))
+            for dialect in DIALECTS:
+                answer = _guarded(bound(_respond, dialect), dialect)
+                routes.append(Route(f"{version}/{dialect.path}", answer, methods=["POST"]))
     for name, function in (("reward", _reward), ("complete", _complete)):
         paths = (f"/sessions/{{session}}/{name}", f"/sessions/{{session}}/v1/{name}")
         answer = _guarded(bound(function))

@@ -174,8 +174,11 @@ def same_text(message: Mapping[str, Any]) -> str:
     """Return what a message says as JSON: messages that say the same have equal ones.
 
     Of an answer, neither white space around it and its thought, nor attributes of the thought's
-    tag, nor the ids of its tool calls count, and 2.0 is the argument 2: clients change these.
+    tag, nor the ids of its tool calls count, and 2.0 is the argument 2: clients change these. A
+    tool's answer follows its call, whatever id names that.
     """
+    if message["role"] == "tool":
+        return to_json({name: value for name, value in message.items() if name != "tool_call_id"})
     if message["role"] != "assistant":
         return to_json(message)
     content = _THOUGHT_TAG.sub(r"<\1think>", message["content"]).strip()

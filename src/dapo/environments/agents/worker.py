@@ -14,10 +14,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import AGENT_PREFIX, Failure, load_callable, try_call
@@ -30,6 +31,8 @@ _MAX_PROCESSES = 65536
 """Of all agents; each agent's own supervisor bounds its processes."""
 _MAX_REASON_CHARS = 1000
 _MAX_NAMES_BYTES = 2**17
+_OUTPUT_S = 2.0
+"""The longest wait for the rest of what a command has printed."""
 _MAX_TAKEN = 8
 """The episodes whose imports are repeated: later ones import little that is new."""
 
@@ -221,9 +224,20 @@ def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, 
         }
         task: Any = problem if first == "problem" else row_of(problem)
         result = function(task, **keywords)
-        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        return _result_of(_awaited(result)) if inspect.isawaitable(result) else result
 
     return play
+
+
+def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine.
+
+    `asyncio.run` would then wait for the threads of the agent, one of which may be blocked; here
+    they end with the process.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(coroutine)
 
 
 async def _awaited(result: Any) -> Any:
@@ -255,22 +269,57 @@ def _command(command: list[str]) -> Callable[[Problem, str, str], Any]:
 
     def play(problem: Problem, url: str, key: str) -> Any:
         row = json.dumps(row_of(problem), ensure_ascii=False, default=str)
-        done = subprocess.run(
-            command, input=row, stdout=subprocess.PIPE, text=True, check=False, env=os.environ
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ,
         )
-        if done.returncode:
-            return Failure(f"the command ended with exit code {done.returncode}")
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        if not lines:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        output = _Output(process.stdout)
+        # the command need not read its problem
+        with suppress(BrokenPipeError), process.stdin as problem_file:
+            problem_file.write(row)
+        code = process.wait()
+        if code:
+            return Failure(f"the command ended with exit code {code}")
+        last = output.last_line()
+        if last is None:
             return None
         try:
-            return json.loads(lines[-1])
+            return json.loads(last)
         except ValueError:
-            return Failure(
-                f"the last line of the command is {lines[-1][:80]!r}, expected the reward"
-            )
+            return Failure(f"the last line of the command is {last[:80]!r}, expected the reward")
 
     return play
+
+
+class _Output:
+    """Reads what a command prints, and keeps the last line that is not blank."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._last: str | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream as lines:
+            for line in lines:
+                if line.strip():
+                    self._last = line.rstrip("\n")
+
+    def last_line(self) -> str | None:
+        """Return the last line of a command that has ended.
+
+        A process that it has left behind keeps the pipe open: what it prints later is not waited
+        for.
+        """
+        self._thread.join(_OUTPUT_S)
+        return self._last
 
 
 if __name__ == "__main__":
