@@ -223,6 +223,29 @@ def test_a_request_that_waits_when_its_episode_ends_gets_an_error():
     assert sorted(map(str, failures)) == ["None", "the episode has ended"]
 
 
+def test_a_request_beside_one_that_has_reserved_all_tokens_waits_for_what_that_leaves():
+    """Agents that ask side by side send their requests at different moments."""
+    second: list[Any] = []
+
+    def asks_two(problem: Problem, seed: int) -> Program:
+        first = yield chat(user("one"))
+        yield [first]
+        yield second
+        return 1.0
+
+    played = agents(asks_two, by_load=True)
+    played.engine.submit([request()])
+    ended: dict[str, Generation] = {}
+    while not played.inner.sampled:
+        ended |= {generation.request_id: generation for generation in played.engine.poll()}
+    (agent,) = played.pool.opened
+    second.append(agent.session.submit(chat(user("two"))))
+    episode = played.finish(1, ended)["a"].episode
+    assert episode is not None
+    assert (episode.error, episode.is_cut) == (None, False)
+    assert [call["finish"] for call in episode.calls] == ["stop", "stop"]
+
+
 def says_abc(asked: GenerationRequest) -> tuple[Sequence[int], Finish]:
     return [*TOKENIZER("abc", add_special_tokens=False)["input_ids"], END], "stop"
 

@@ -343,6 +343,10 @@ class AgentEngine(EngineLayer):
         self, running: _Running, arrived: Sequence[Pending], turns: list[GenerationRequest]
     ) -> None:
         """Answer, or begin to sample, the requests of an agent in the order of their text."""
+        if self._by_load and running.sampling and running.num_left <= 0:
+            # a running call without a limit of its own has reserved all; it may end early
+            running.agent.session.put_back(arrived)
+            return
         new: list[tuple[Pending, list[tuple[int, ...]], Call | None]] = []
         for pending in sorted(arrived, key=lambda pending: pending.request.text):
             if pending.answers.cancelled():
