@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dapo.environments.agents import pool as agent_pool
 from dapo.environments.agents.pool import AgentPool, without_proxy
 from dapo.processes.output import WorkerOutput
 from dapo.processes.supervisor import _descendants
@@ -32,6 +33,36 @@ def processes() -> list[int]:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+class Settling:
+    """Agents of which one settles at each look, and then none; a look takes a while."""
+
+    def __init__(self, healthy: int, looks: list[float]) -> None:
+        self._healthy = healthy
+        self._looks = looks
+        self.settled: list[int] = []
+
+    def look(self) -> bool:
+        self._looks.append(self._looks[-1] + 3.0)
+        if len(self.settled) < self._healthy:
+            self.settled.append(len(self.settled))
+        return True  # one of them hangs
+
+    def pause(self, left_s: float) -> None:
+        """Another look follows."""
+
+
+def test_the_time_limit_begins_anew_with_each_agent_that_settles(
+    pool: AgentPool, monkeypatch: pytest.MonkeyPatch
+):
+    """A hundred that start together on two cores are slow, and one that hangs is still found."""
+    clock = [0.0]
+    settling = Settling(healthy=100, looks=clock)
+    monkeypatch.setattr(agent_pool, "_Settling", lambda *arguments: settling)
+    monkeypatch.setattr(agent_pool.time, "monotonic", lambda: clock[-1])
+    assert len(pool.settle({}, 4.0)) == 100
+    assert clock[-1] == 100 * 3.0 + 2 * 3.0
 
 
 @pytest.mark.nightly  # thirty agents that hang, spin and flood at once need a machine of their own

@@ -174,18 +174,23 @@ class AgentPool(WorkerPool):
 
         Args:
             waits: The agents; True for one that may also wait for an answer that is still sampled.
-            timeout_s: The longest wait.
+            timeout_s: The longest wait for the next agent: many that start together share the
+                machine's processors.
 
         Returns those that have settled in this time.
         """
         began = time.monotonic()
         deadline = began + timeout_s
+        num_settled = 0
         settling = _Settling(self, waits)
         while settling.look():
-            left_s = deadline - time.monotonic()
-            if left_s < 0:
+            now = time.monotonic()
+            if len(settling.settled) > num_settled:
+                num_settled = len(settling.settled)
+                deadline = now + timeout_s
+            if now > deadline:
                 break
-            settling.pause(left_s)
+            settling.pause(deadline - now)
         self.waited_s += time.monotonic() - began
         return settling.settled
 
