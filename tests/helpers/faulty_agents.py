@@ -282,6 +282,12 @@ def leaves_children(problem: Problem, *, base_url: str, api_key: str) -> float:
     return one_call(problem, base_url=base_url, api_key=api_key)
 
 
+def plays_beside_a_busy_process(problem: Problem, *, base_url: str, api_key: str) -> float:
+    subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    complete(base_url, api_key, [{"role": "user", "content": problem.prompt}])
+    return 1.0
+
+
 def returns_nothing(problem: Problem, *, base_url: str, api_key: str) -> None:
     one_call(problem, base_url=base_url, api_key=api_key)
 
@@ -394,6 +400,7 @@ MISBEHAVING: Mapping[str, str] = {
     "hangs": "the agent did nothing for 4 s",
     "hangs_behind_a_call": "the agent did nothing for 4 s",
     "spins": "the agent did nothing for 4 s",
+    "plays_beside_a_busy_process": "the agent has asked, and a process of it has gone on for 4 s",
     "stops_itself": "the agent's process was stopped by a signal",
     "floods_output": "raised ValueError: flooded",
     "takes_memory": "raised MemoryError",

@@ -65,6 +65,17 @@ def test_the_time_limit_begins_anew_with_each_agent_that_settles(
     assert clock[-1] == 100 * 3.0 + 2 * 3.0
 
 
+def test_an_agent_beside_a_busy_process_is_told_what_helps(pool: AgentPool):
+    name = "plays_beside_a_busy_process"
+    (episode,) = agents_of(pool, OPTIONS).play([to_play(name)]).values()
+    assert episode.episode is not None
+    assert str(episode.episode.error).startswith(MISBEHAVING[name])
+    assert "rollout.clock=load" in str(episode.episode.error)
+    (episode,) = agents_of(pool, OPTIONS, by_load=True).play([to_play(name)]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+
+
 @pytest.mark.nightly  # thirty agents that hang, spin and flood at once need a machine of their own
 def test_whatever_an_agent_does_is_an_error_of_its_episode_and_leaves_nothing(pool: AgentPool):
     played = agents_of(pool, OPTIONS)

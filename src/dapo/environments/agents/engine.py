@@ -16,7 +16,14 @@ from dapo.environments.agents.calls import Call, CallTree, calls_of
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.pool import Agent, AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
-from dapo.environments.agents.session import AgentAnswer, AgentError, Pending, answer, fail
+from dapo.environments.agents.session import (
+    AgentAnswer,
+    AgentError,
+    Pending,
+    Session,
+    answer,
+    fail,
+)
 from dapo.types import Episode, Finish, Generation, GenerationRequest
 
 _SHOWN_CHARS = 80
@@ -30,6 +37,18 @@ repeat the last one or because they cannot be answered; then it is an error.
 
 DID_NOTHING = "the agent did nothing for"
 """How the error of an agent begins that neither asks nor ends within its time limit."""
+IS_BUSY = "the agent has asked, and a process of it has gone on for"
+"""How the error of one begins that does something else while it waits, such as a game's server."""
+
+
+def late(session: Session, timeout_s: float) -> str:
+    """Return the error of an agent that has not settled within its time limit."""
+    if not session.is_waiting:
+        return f"{DID_NOTHING} {timeout_s:g} s"
+    return (
+        f"{IS_BUSY} {timeout_s:g} s: what it asks next cannot be told from what it does meanwhile;"
+        " rollout.clock=load answers each request when it comes"
+    )
 
 
 @dataclass(eq=False)
@@ -311,7 +330,7 @@ class AgentEngine(EngineLayer):
             outcome = session.outcome
             is_late = running.agent not in is_settled or (self._by_load and not session.is_waiting)
             if is_late and running.error is None:
-                running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
+                running.error = late(session, self._config.timeout_s)
             elif outcome is not None and running.error is None:
                 running.error = outcome.error
                 running.result = outcome.result
@@ -659,7 +678,7 @@ class AgentEngine(EngineLayer):
             for repetition in repetitions:
                 running = repetition.running
                 if running.agent not in settled:
-                    running.error = f"{DID_NOTHING} {self._config.timeout_s:g} s"
+                    running.error = late(running.agent.session, self._config.timeout_s)
                 else:
                     self._repeat_answer(repetition)
         for running in restarted:

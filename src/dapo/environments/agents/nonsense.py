@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dapo.config.environment import EnvironmentConfig
 from dapo.engines.continuation import ContinuingEngine
-from dapo.environments.agents.engine import DID_NOTHING, AgentEngine
+from dapo.environments.agents.engine import DID_NOTHING, IS_BUSY, AgentEngine
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.agents.rendering import AgentRenderer
 from dapo.environments.nonsense import (
@@ -119,7 +119,7 @@ class NonsenseAgents:
         if not ended:
             return None
         episode = judged(problem, ended[0])
-        is_late = str(episode.error).startswith(DID_NOTHING)
+        is_late = str(episode.error).startswith((DID_NOTHING, IS_BUSY))
         if is_late and timeout_s < self.options.timeout_s:
             return None
         self._hangs = is_late
