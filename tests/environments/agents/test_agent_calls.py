@@ -270,6 +270,26 @@ def test_a_text_goes_on_behind_the_stop_text_that_was_sampled(added: str, parent
     assert read.endswith(f"Onceab{added} then")
 
 
+@for_each_row(("content", "num_branches"), [("ab", 0), ("abc", 0), ("abd", 1)])
+def test_an_answer_is_known_again_with_its_stop_text(content: str, num_branches: int):
+    """Agents whose form has an end mark ask to stop there, and put the mark back."""
+
+    def reacts(problem: Problem, seed: int) -> Program:
+        messages = [user(problem.prompt)]
+        for _ in range(3):
+            (thought,) = yield from ask(chat(*messages, stop=("c",)))
+            assert thought.text == "ab"
+            messages += [{"role": "assistant", "content": content}, user("Go on.")]
+        return 1.0
+
+    pool = LocalAgentPool(reacts)
+    (episode,) = agents_of(pool, agent_options(), script=says_abc).play([request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error is None
+    branches = {call["conversation"] for call in episode.episode.calls}
+    assert (len(branches) > 1) is bool(num_branches)
+
+
 def test_a_conversation_that_begins_with_an_empty_answer_is_read_as_it_was():
     """Nothing was left for its first call while another one was sampled, and then something was."""
     tree = CallTree()

@@ -234,7 +234,10 @@ class CallTree:
         digest = _first_digest(request)
         for message in request.messages[:-1]:  # the last one is new
             digest = _next_digest(digest, message)
-            parent = self._read_chats.get(digest, parent)
+            call = self._read_chats.get(digest)
+            if call is not None:
+                parent = call
+                digest = call.history
         return parent
 
     def _parent_of_text(self, prompt: str) -> Call | None:
@@ -259,6 +262,10 @@ class CallTree:
             self._read_texts.append(call)
         else:
             self._read_chats.setdefault(call.history, call)
+            if call.cut:  # an agent may put the stop text back, which the policy has sampled
+                content = f"{call.message['content']}{call.cut}"
+                whole = _next_digest(call.digest, {**call.message, "content": content})
+                self._read_chats.setdefault(whole, call)
 
     def add(
         self, request: AgentRequest, parent: Call | None, new_ids: tuple[int, ...], exchange: int
