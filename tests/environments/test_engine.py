@@ -24,6 +24,7 @@ from dapo.core.rng import keyed_uniforms
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine, Unfinished
 from dapo.environments.engine import EpisodeEngine
+from dapo.environments.environment import StepResult
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.types import Finish, Generation, GenerationRequest, Problem
@@ -273,6 +274,32 @@ def test_each_turn_has_its_reward_and_end_rewards_an_episode_that_is_cut():
         False,
         True,
     )
+
+
+class PaysByTurns(Echo):
+    """Pays at the end for each turn that it has answered."""
+
+    def end(self) -> StepResult:
+        return StepResult(reward=-10.0 * self.count, done=True, correct=False)
+
+
+def test_a_turn_that_was_cut_is_not_answered_when_its_episode_is_rebuilt():
+    seed = next(i for i in range(100) if len(keyed_turn(request(seed=i))[0]) > 2)
+    requests = [request(seed=seed)]
+    options: dict[str, Any] = {"max_turn_tokens": 2, "lag_polls": 4}
+    whole = play(episodes(PaysByTurns, **options), requests)
+    engine = episodes(PaysByTurns, **options)
+    engine.submit(requests)
+    while not engine._answering:
+        assert engine.poll() == []
+    parts = [replace(part, handle=None) for part in engine.suspend(["a"])]  # as from a checkpoint
+    engine.resume(requests, parts)
+    found = dict[str, Generation]()
+    while not found:
+        found = {each.request_id: each for each in engine.poll()}
+    assert found == whole
+    assert whole["a"].episode is not None
+    assert list(whole["a"].episode.rewards) == [0.0]
 
 
 def test_a_turn_at_its_own_limit_is_not_answered():

@@ -516,9 +516,13 @@ def _restored(
 def _repeat_calls(running: _Running) -> None:
     """Bring a new episode to where a suspended one stood."""
     turns = [message["content"] for message in running.messages if message["role"] == "assistant"]
+    num_answered = len(running.rewards)
+    # the environment never gets a turn that was cut: only `end` answers it
+    if running.is_cut and num_answered < len(turns):
+        turns.pop()
     for i, text in enumerate(turns):
         answer = running.handle.step(text)
-        if i + 1 < len(turns):  # the last one may not have been answered yet
+        if i < num_answered:  # the last one may not have been answered yet
             running.repeated.append((answer, running.rewards[i]))
     if running.is_cut:
         running.handle.end()
