@@ -356,9 +356,7 @@ class EpisodeEngine(EngineLayer):
             running.rewards[-1] += reward
         if running.is_cut or answer["done"]:
             running.correct = answer["correct"]
-            running.ending = self._shortened({"content": _text_of(answer["observation"])})[
-                "content"
-            ]
+            running.ending = self._shortened(_text_of(answer["observation"]))
             ended.append(self._end(running, running.finish))
             return
         num_left = running.request.max_new_tokens - running.num_sampled
@@ -371,7 +369,7 @@ class EpisodeEngine(EngineLayer):
         role = "tool" if is_result else "user"
         observation = answer["observation"]
         try:
-            ids = self._renderer.following(
+            observed = self._renderer.observed(
                 observation,
                 ended=True,
                 role=role,
@@ -385,16 +383,18 @@ class EpisodeEngine(EngineLayer):
         messages = observation
         if isinstance(observation, str):
             messages = [{"role": role, "content": observation}]
-        running.add_observation(ids, [self._shortened(message) for message in messages])
+        read = []
+        for message, excerpt in zip(messages, observed.messages, strict=True):
+            kept = {"role": message["role"], "content": excerpt["content"]}
+            if "name" in message:
+                kept["name"] = self._shortened(message["name"])
+            read.append(kept)
+        running.add_observation(observed.ids, read)
         turns.append(self._next_turn(running))
 
-    def _shortened(self, message: Message) -> Message:
-        """Return the message with texts of at most `environment.max_observation_tokens`."""
-        return {
-            key: self._renderer.shortened(message[key], self._max_text_tokens)
-            for key in ("role", "content", "name")
-            if key in message
-        }
+    def _shortened(self, text: str) -> str:
+        """Return the text in at most `environment.max_observation_tokens`."""
+        return self._renderer.shortened(text, self._max_text_tokens)
 
     def _difference_of_prompt(self, running: _Running) -> str | None:
         """Describe how the environment's prompt differs from the encoded one, or return None."""

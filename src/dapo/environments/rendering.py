@@ -60,6 +60,15 @@ class Difference:
     description: str
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What stands behind a turn of the policy."""
+
+    ids: tuple[int, ...]
+    messages: Sequence[Mapping[str, str]]
+    """The observation's messages, with their texts as far as the policy reads them."""
+
+
 class TurnRenderer:
     r"""Gives the ids behind an assistant's turn: the observation in the chat template, and the next
     turn's header.
@@ -145,7 +154,19 @@ class TurnRenderer:
         end_id: int | None = None,
         limit: int | None = None,
     ) -> tuple[int, ...]:
-        """Return the ids behind a sampled turn.
+        """Return the ids behind a sampled turn, see `observed`."""
+        return self.observed(observation, ended=ended, role=role, end_id=end_id, limit=limit).ids
+
+    def observed(
+        self,
+        observation: str | Sequence[Message],
+        *,
+        ended: bool,
+        role: str = "user",
+        end_id: int | None = None,
+        limit: int | None = None,
+    ) -> Observed:
+        """Return the ids behind a sampled turn, and the texts that they show.
 
         Args:
             observation: messages with `role` and `content`, or the text of one message.
@@ -169,12 +190,14 @@ class TurnRenderer:
         messages = [self._checked(message) for message in observation]
         room = limit
         while True:
-            excerpts = messages if room is None else self._shortened(messages, room)
+            excerpts = messages
+            if room is not None:
+                excerpts = self._shortened(messages, room)
             ids = self._encoded(self._text_behind(excerpts), ended=ended)
             if end_id is not None and ids[:1] == (end_id,):
                 ids = ids[1:]
             if limit is None or room is None or len(ids) <= limit + self.overhead:
-                return ids
+                return Observed(ids, excerpts)
             if room == 0:
                 raise DataError(
                     f"{len(messages)} messages without text are longer than {limit} tokens"
