@@ -55,6 +55,57 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
+class Web:
+    @staticmethod
+    def search(word: str) -> str:
+        """Searches.
+
+        Args:
+            word: what to search
+        """
+        return f"found {word}"
+
+
+def multiply_under_another_name() -> Any:
+    """Return a function as a decorator does that keeps the docstring and the types alone."""
+
+    def wrapper(a: int, b: int) -> int:
+        return multiply(a, b)
+
+    wrapper.__doc__ = multiply.__doc__
+    return wrapper
+
+
+product = multiply_under_another_name()
+
+
+class Results:
+    """Returns what JSON lacks; has a property that needs `reset`, and a class inside."""
+
+    class Square:
+        """It is no tool."""
+
+    @property
+    def board(self) -> str:
+        return str(self.squares)
+
+    def reset(self, **columns: Any) -> None:
+        self.squares = {(0, 1): "x"}
+
+    def look(self) -> Any:
+        """Returns the squares."""
+        return self.squares
+
+    def count(self) -> Any:
+        """Counts to three."""
+        yield from range(1, 4)
+
+    def fail(self) -> Any:
+        """Fails in its second step."""
+        yield 1
+        raise ValueError("no second step")
+
+
 def untyped(a):  # type: ignore[no-untyped-def]
     return a
 
@@ -118,6 +169,25 @@ def test_functions_are_tools_alone_and_with_a_class():
     assert [tool["function"]["name"] for tool in both.tools] == ["increment", "read", "multiply"]
 
 
+def test_a_tool_is_called_by_the_name_that_the_options_give_it():
+    maker = environment_maker(None, {}, [f"{NAME}Web.search", f"{NAME}product"])
+    assert [tool["function"]["name"] for tool in maker.tools] == ["search", "product"]
+    result = maker.make("hermes").step(call("search", word="x") + call("product", a=6, b=7))
+    assert (texts(result), result.tool_errors) == (["found x", "42"], 0)
+
+
+def test_only_methods_are_tools_and_every_result_is_shown():
+    maker = environment_maker(f"{NAME}Results", {}, [])
+    assert [tool["function"]["name"] for tool in maker.tools] == ["count", "fail", "look"]
+    episode = maker.make("hermes")
+    episode.reset(PROBLEM, 0)
+    result = episode.step(call("look") + call("count") + call("fail"))
+    squares, numbers, failure = texts(result)
+    assert (squares, numbers) == ("{(0, 1): 'x'}", "[1, 2, 3]")
+    assert failure.startswith("Error: ValueError: no second step")
+    assert result.tool_errors == 1
+
+
 @pytest.mark.parametrize(
     ("name", "tools", "error", "message"),
     [
@@ -134,6 +204,12 @@ def test_functions_are_tools_alone_and_with_a_class():
             "tool untyped: .* a tool needs types in its signature",
         ),
         (None, [f"{NAME}missing"], ConfigError, "has no 'missing'"),
+        (
+            None,
+            [f"{NAME}multiply", f"{NAME}Alias.multiply"],
+            ConfigError,
+            "two functions have the name multiply",
+        ),
         (
             f"{NAME}multiply",
             [],

@@ -84,6 +84,8 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
         transformers.DocstringParsingException,
         transformers.TypeHintParsingException,
         NameError,
+        AttributeError,
+        TypeError,
         ValueError,
     ) as error:
         reason = " ".join(map(str, error.args)).rstrip("!.")

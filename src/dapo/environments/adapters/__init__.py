@@ -46,10 +46,7 @@ def environment_maker(
         ConfigError: there is no such environment, or it cannot be made.
         DataError: a tool has no types or no descriptions.
     """
-    functions = {
-        path.rpartition(":")[2]: load_callable(path, error=ConfigError, option="environment.tools=")
-        for path in tools
-    }
+    functions = _functions(tools)
     if name is None:
         schemas = schemas_of(None, functions)
         return EnvironmentMaker(
@@ -90,6 +87,24 @@ def environment_maker(
         schemas,
         has_reward=callable(getattr(environment, "get_reward", None)),
     )
+
+
+def _functions(paths: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """Load functions by the names under which the policy calls them.
+
+    Raises ConfigError if two have one name.
+    """
+    functions: dict[str, Callable[..., Any]] = {}
+    for path in dict.fromkeys(paths):
+        # of `my_tools:Web.search` the last part: models write names without dots
+        name = path.rpartition(":")[2].rpartition(".")[2]
+        if name in functions:
+            raise ConfigError(
+                f"environment.tools={', '.join(paths)}: two functions have the name {name}, by which"
+                " the policy calls them; rename one"
+            )
+        functions[name] = load_callable(path, error=ConfigError, option="environment.tools=")
+    return functions
 
 
 def _require_arguments(factory: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:

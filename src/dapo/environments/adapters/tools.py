@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dapo.core.errors import ConfigError
@@ -86,22 +86,41 @@ class ToolEnvironment:
         return getattr(self._state, "reset" if call == "reset" else "get_reward", None)
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str | Failure:
-        result = try_call(lambda: self._loop.finish(self._tools[name](**arguments)))
+        result = try_call(lambda: _shown(self._loop.finish(self._tools[name](**arguments))))
         if isinstance(result, Failure):
             return Failure("Error: " + result.reason.removeprefix("raised "))
-        if isinstance(result, str):
-            return result
+        return result
+
+
+def _shown(result: Any) -> str:
+    """Return what a tool returned as the policy reads it; of a generator, the list of its items."""
+    if isinstance(result, str):
+        return result
+    if isinstance(result, Iterator):
+        result = list(result)
+    try:
         return json.dumps(result, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that JSON lacks, or a list that contains itself
+        return str(result)
 
 
 def methods_of(state: Any) -> dict[str, Callable[..., Any]]:
     """Return the methods of an object that are tools, by name."""
     if state is None:
         return {}
-    names = [
-        name for name in dir(type(state)) if not name.startswith("_") and name not in _NO_TOOLS
-    ]
-    return {name: getattr(state, name) for name in names if callable(getattr(state, name))}
+    kind = type(state)
+    methods = {}
+    for name in dir(kind):
+        if name.startswith("_") or name in _NO_TOOLS:
+            continue
+        # of the class: a property may need what `reset` sets
+        member = getattr(kind, name, None)
+        if not callable(member) or inspect.isclass(member):
+            continue
+        method = getattr(state, name)
+        if callable(method):
+            methods[name] = method
+    return methods
 
 
 def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
@@ -115,7 +134,13 @@ def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[
             f"environment.tools: the environment has a method {min(twice)}, too; rename the"
             " function"
         )
-    return [tool_schema(function) for function in (methods | dict(functions)).values()]
+    schemas = []
+    for name, function in (methods | dict(functions)).items():
+        schema = tool_schema(function)
+        # a decorator or a second name of a function leaves another one in it
+        schema["function"]["name"] = name
+        schemas.append(schema)
+    return schemas
 
 
 def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
