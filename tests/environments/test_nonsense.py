@@ -13,11 +13,11 @@ import torch
 
 from dapo.config import Config, build_config
 from dapo.core.errors import ConfigError, DataError
-from dapo.environments.nonsense import BUDGET_S, KINDS, Play, is_suspicious
+from dapo.environments.nonsense import BUDGET_S, KINDS, Play, is_suspicious, verdict_on
 from dapo.environments.pool import EnvironmentPool
 from dapo.start.episodes import Episodes, episodes_of
 from dapo.start.play import nonsense_in, play_nonsense
-from dapo.types import Problem
+from dapo.types import Episode, Problem
 from helpers.chat_templates import tokenizer
 from helpers.tables import for_each_row
 
@@ -126,6 +126,17 @@ def test_on_a_busy_machine_an_environment_that_fails_is_played_for_longer(
         monkeypatch.setattr(Episodes, "play_nonsense", play_in_time)
         with pytest.raises(ConfigError, match="9 of 10 episodes of nonsense failed"):
             opened.try_out(begun)
+
+
+def test_the_highest_reward_of_nonsense_is_one_of_an_episode_that_did_not_fail():
+    turn = {"role": "assistant", "content": ""}
+    plays = [
+        Play(0, "nothing", Episode([turn], [-1.0])),
+        Play(1, "random text", Episode([turn], [], error="it broke")),
+    ]
+    assert verdict_on(plays) == (
+        "1 of 2 episodes failed: it broke; the highest reward of nonsense is -1"
+    )
 
 
 def test_a_prompt_of_reset_stands_in_the_place_of_sums():

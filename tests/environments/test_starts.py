@@ -4,9 +4,11 @@ once.
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +174,31 @@ def test_a_reset_that_gives_some_rows_a_prompt_is_asked_for_all_of_them():
     for each in (begun[0], begun[400]):
         handle = starts.open(each)
         assert starts.difference(each, handle.reset.result()["prompt"]) is None
+
+
+class FailsOnce:
+    """A pool whose `reset` fails for one problem, and gives the others a prompt."""
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+
+    def open(self, problem: Problem, seed: int) -> Any:
+        answer = {"prompt": f"Level {problem.id}."}
+        if problem.id == self.failing:
+            answer = {"error": "there is no such level"}
+        reset: Future[dict[str, str]] = Future()
+        reset.set_result(answer)
+        return SimpleNamespace(reset=reset, close=lambda: None)
+
+
+def test_one_problem_that_cannot_begin_refuses_nothing_wherever_it_stands():
+    """Of 1025 problems the last one is read alone, after 1024 others."""
+    problems = [Problem(str(i), f"Row {i}.", "") for i in range(1025)]
+    for failing in (0, 700, 1024):
+        starts = EpisodeStarts(FailsOnce(str(failing)), seed=1)  # type: ignore[arg-type]
+        begun = starts.with_prompts(problems)
+        assert begun[failing] == problems[failing]
+        assert begun[5].prompt == "Level 5."
 
 
 def test_a_prompt_that_was_not_seen_at_the_start_is_named():

@@ -187,7 +187,10 @@ def _messages(value: Any, what: str) -> list[dict[str, str]]:
     if not is_list or not all(_is_message(item) for item in value):
         expected = "a text or a list of messages with the texts `role` and `content`"
         raise TypeError(f"{what} {type(value).__name__} {str(value)[:80]!r}, expected {expected}")
-    return [{str(name): str(text) for name, text in message.items()} for message in value]
+    return [
+        {str(name): str(text) for name, text in message.items() if text is not None}
+        for message in value
+    ]
 
 
 def _is_message(value: Any) -> bool:

@@ -411,7 +411,7 @@ def verdict_on(plays: Sequence[Play]) -> str:
     """Say whether episodes failed or differed, and how much nonsense is rewarded."""
     failed = [play for play in plays if play.error is not None]
     different = [play for play in plays if play.differs]
-    highest = max(play.reward for play in plays)
+    rewards = [play.reward for play in plays if play.error is None]
     issues = []
     if failed:
         issues.append(f"{len(failed)} of {len(plays)} episodes failed: {failed[0].error}")
@@ -419,8 +419,8 @@ def verdict_on(plays: Sequence[Play]) -> str:
         issues.append(f"{len(different)} of {len(plays)} episodes differ when they are repeated")
     if not issues:
         issues.append(f"nothing suspicious in {len(plays)} episodes of nonsense, played twice")
-    if len(failed) < len(plays):
-        issues.append(f"the highest reward of nonsense is {highest:g}")
+    if rewards:
+        issues.append(f"the highest reward of nonsense is {max(rewards):g}")
     return "; ".join(issues)
 
 

@@ -55,7 +55,7 @@ class EpisodeStarts:
         """
         later = range(_FIRST, len(problems), max(1, len(problems) // _SPREAD))
         tried = [*problems[:_FIRST], *(problems[i] for i in later)]
-        if self._with_prompts(tried) == tried:
+        if self._with_prompts(tried, must_begin=True) == tried:
             return list(problems)
         starts = range(0, len(problems), _AT_A_TIME)
         results: list[Problem] = []
@@ -84,7 +84,10 @@ class EpisodeStarts:
         prompt = self._prompts_of_data.get(_key(problem))
         return problem if prompt is None else replace(problem, prompt=prompt)
 
-    def _with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
+    def _with_prompts(
+        self, problems: Sequence[Problem], *, must_begin: bool = False
+    ) -> list[Problem]:
+        """Return problems with their prompts; with `must_begin` the episode of one must begin."""
         handles = [self.open(problem) for problem in problems]
         results: list[Problem] = []
         failures: list[str] = []
@@ -93,7 +96,8 @@ class EpisodeStarts:
             handle.close()
             if "error" in answer:
                 failures.append(f"problem {problem.id}: {answer['error']}")
-                if len(failures) == len(problems) or is_begun_by_environment(problem):
+                all_fail = must_begin and len(failures) == len(problems)
+                if all_fail or is_begun_by_environment(problem):
                     raise DataError(failures[0])
                 # with its own prompt; its episodes get error verdicts if this stays so
                 results.append(problem)
