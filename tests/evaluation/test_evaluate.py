@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,14 @@ def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
     assert summary["by_source"]["even"] == {"accuracy": 0.75, "problems": 2}
     assert (summary["problems"], summary["samples_per_problem"]) == (4, 4)
     assert 0 <= summary["low"] < summary["accuracy"] < summary["high"] <= 1
+
+
+def test_a_source_with_the_name_of_the_data_leaves_the_accuracy_of_all_problems():
+    evaluation = evaluated({0: "1100", 1: "0000", 2: "1111", 3: "1000"})
+    named = replace(evaluation, plan=replace(evaluation.plan, name="even"))
+    metrics = named.metrics()
+    assert metrics["eval/even/accuracy"] == named.summary()["accuracy"]
+    assert metrics["eval/odd/accuracy"] == 0.125
 
 
 def test_pass_at_k_is_the_unbiased_estimate():

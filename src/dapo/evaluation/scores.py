@@ -219,6 +219,9 @@ class Evaluation:
         # of one source it would be the accuracy again
         if len(summary["by_source"]) > 1:
             for source, row in summary["by_source"].items():
+                # its metrics would replace those of all problems
+                if source == self.plan.name:
+                    continue
                 metrics[f"eval/{source}/accuracy"] = row["accuracy"]
                 if not summary["binary"]:
                     metrics[f"eval/{source}/score_mean"] = row["accuracy"]
