@@ -14,6 +14,7 @@ from dapo.config import load_config
 from dapo.core.errors import DataError
 from dapo.data.sources.readers import read_rows
 from dapo.runs.directory import RunDirectory
+from dapo.runs.run_reader import find_runs
 from dapo.runs.stored_config import load_run_config, trust_module_folders
 from dapo.runs.stored_table import stored_table
 
@@ -29,6 +30,16 @@ def test_a_folder_with_nul_in_the_manifest_is_no_folder(
     assert load_run_config(RunDirectory(tmp_path)) == load_config(tmp_path / "config.yaml")
     trust_module_folders(tmp_path)
     assert f"modules are imported also from {tmp_path}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["{", '{"stages": {"a": {"options": {"no": 1}}}}'])
+def test_among_others_the_runs_of_damaged_stages_are_found(tmp_path: Path, content: str):
+    runs = {tmp_path / "one", tmp_path / "staged/a", tmp_path / "staged/b"}
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "config.yaml").write_text("")
+    (tmp_path / "staged/stages.json").write_text(content)
+    assert set(find_runs([tmp_path])) == runs
 
 
 def _varint(number: int) -> bytes:

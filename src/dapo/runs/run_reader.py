@@ -203,7 +203,7 @@ def _runs_inside(folder: Path) -> list[Path]:
         run_paths = []
         for path in folders:
             if has_stages(path):
-                run_paths += StagesFolder.open(path).begun_paths
+                run_paths += _begun_in(path)
             elif RunDirectory.is_run(path):
                 run_paths.append(path)
     except OSError as error:
@@ -213,6 +213,16 @@ def _runs_inside(folder: Path) -> list[Path]:
         with suppress(OSError):  # removed since
             runs.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(runs, reverse=True)]
+
+
+def _begun_in(folder: Path) -> list[Path]:
+    """Return the begun runs of a training in stages, also if its file is damaged or of an older
+    version: among others it must not hide them.
+    """
+    try:
+        return StagesFolder.open(folder).begun_paths
+    except DapoError:
+        return sorted(config.parent for config in folder.glob("*/config.yaml"))
 
 
 def _version(path: Path) -> tuple[int, ...]:
