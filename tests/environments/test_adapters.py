@@ -9,6 +9,7 @@ import pytest
 from dapo.core.errors import ConfigError, DataError
 from dapo.environments import StepResult
 from dapo.environments.adapters import environment_maker
+from dapo.environments.environment import result_to_json
 from dapo.environments.games.calculator import Calculator
 from dapo.rewards.combine import build_verifier
 from dapo.types import Episode, EpisodeText, Problem
@@ -174,6 +175,12 @@ def test_a_tool_is_called_by_the_name_that_the_options_give_it():
     assert [tool["function"]["name"] for tool in maker.tools] == ["search", "product"]
     result = maker.make("hermes").step(call("search", word="x") + call("product", a=6, b=7))
     assert (texts(result), result.tool_errors) == (["found x", "42"], 0)
+
+
+def test_a_key_of_a_message_that_is_null_is_left_out():
+    message = {"role": "tool", "content": "x", "name": None}
+    observation = result_to_json(StepResult([message]))["observation"]
+    assert observation == [{"role": "tool", "content": "x"}]
 
 
 def test_only_methods_are_tools_and_every_result_is_shown():

@@ -100,8 +100,8 @@ def _functions(paths: Sequence[str]) -> dict[str, Callable[..., Any]]:
         name = path.rpartition(":")[2].rpartition(".")[2]
         if name in functions:
             raise ConfigError(
-                f"environment.tools={', '.join(paths)}: two functions have the name {name}, by which"
-                " the policy calls them; rename one"
+                f"environment.tools={', '.join(paths)}: two functions have the name {name}, by"
+                " which the policy calls them; rename one"
             )
         functions[name] = load_callable(path, error=ConfigError, option="environment.tools=")
     return functions
