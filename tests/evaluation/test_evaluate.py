@@ -29,7 +29,7 @@ from dapo.evaluation.scores import (
     pass_at_k,
     require_summary,
 )
-from dapo.start.evaluate import EvalRequest, evaluation_config, evaluation_data
+from dapo.start.evaluate import EvalRequest, _settings, evaluation_config, evaluation_data
 from dapo.start.rows import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
@@ -89,6 +89,19 @@ def test_a_source_with_the_name_of_the_data_leaves_the_accuracy_of_all_problems(
     metrics = named.metrics()
     assert metrics["eval/even/accuracy"] == named.summary()["accuracy"]
     assert metrics["eval/odd/accuracy"] == 0.125
+
+
+def test_an_interrupted_evaluation_goes_on_in_the_same_environment_alone():
+    raw: dict[str, Any] = {"model": "none", "data": {"train": "builtin:sums"}}
+    plan = EvaluationPlan("toy", 1, 1.0, 1.0, 8, (), 0)
+    assert "environment" not in _settings(build_config(raw), plan, [])
+    raw["environment"] = "calculator"
+    four, eight = (
+        _settings(build_config(raw, [f"environment.max_turns={turns}"]), plan, [])
+        for turns in (4, 8)
+    )
+    assert four["environment"]["max_turns"] == 4
+    assert four != eight
 
 
 def test_pass_at_k_is_the_unbiased_estimate():

@@ -358,12 +358,16 @@ _PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwar
 def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> dict[str, Any]:
     text = "\n".join(problem.id for problem in problems)
     digest = hashlib.blake2b(text.encode(), digest_size=8)
+    episodes = {}
+    if config.plays_episodes:
+        episodes = {"environment": config.environment.model_dump(mode="json")}
     return {
         "problems": digest.hexdigest(),
         **{f"plan.{name}": value for name, value in asdict(plan).items()},
         "prompt": config.data.model_dump(mode="json", include=_PROMPT_OPTIONS),
         "reward": config.reward.model_dump(mode="json"),
         "dtype": config.model.dtype,
+        **episodes,
     }
 
 
