@@ -458,15 +458,18 @@ def _part(value: object, where: str) -> dict[str, Any]:
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an Arrow row with messages and schemas of tools as before Arrow merged their keys.
+    """Return an Arrow row with what the chat template reads as before Arrow merged its keys.
 
     All mappings of a column get the same keys in Arrow, with null for those that they did not have.
+    That concerns messages, schemas of tools, and variables.
     """
     columns = dict(row)
     for name, value in row.items():
         is_list = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
         if is_list and (name == "tools" or _is_message(value[0])):
             columns[name] = [_without_nulls(item) for item in value]
+        elif name == TEMPLATE_KWARGS:
+            columns[name] = _without_nulls(value)
     return columns
 
 
