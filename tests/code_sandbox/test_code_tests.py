@@ -152,6 +152,16 @@ def test_no_cheat_passes(index, case):
             "its tests call a function by fn_name",
         ),
         (
+            [{"input": "1\n2", "output": "3", "testtype": "functional"}],
+            {},
+            "its tests call a function by fn_name or",
+        ),
+        (
+            [{"input": [1, 2], "output": 3, "type": "function_call", "fn_name": "add"}],
+            {},
+            "its tests call a function by fn_name or",
+        ),
+        (
             "assert add(1, 2) == 3",
             {"entry_point": "add("},
             "its entry_point must be the name of a function",

@@ -96,6 +96,26 @@ def test_a_function_gets_each_value_under_its_columns_own_name(
         assert isinstance(problem.answer, str)
 
 
+@for_each_row("source", ["parquet", "Arrow", "pandas"])
+def test_a_table_gives_a_template_no_keys_of_other_rows(source: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for key, variables in (("x", {"enable_thinking": False}), ("y", {"effort": "low"})):
+        parameters = {"type": "object", "properties": {key: {"type": "string"}}}
+        tools = [{"type": "function", "function": {"name": key, "parameters": parameters}}]
+        rows.append(
+            {"prompt": key, "answer": "1", "tools": tools, "chat_template_kwargs": variables}
+        )
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    if source != "parquet":
+        table = pq.read_table(file)
+        file = tmp_path / "x.jsonl"
+        write_rows(file, pd.read_parquet(tmp_path / "x.parquet") if source == "pandas" else table)
+    for problem, row in zip(load_problems(str(file)), rows, strict=True):
+        assert problem.fields["tools"] == row["tools"]
+        assert problem.fields["chat_template_kwargs"] == row["chat_template_kwargs"]
+
+
 def test_nested_values_of_parquet_arrive_as_arrow_holds_them(tmp_path: Path) -> None:
     rows = [
         {

@@ -79,6 +79,22 @@ def test_columns_can_be_named_also_inside_a_column():
     assert problem.fields == {"prompt": "no", "info": {"q": "1+1?", "a": 2}}
 
 
+def test_a_column_tools_without_schemas_is_text_where_it_holds_a_date():
+    problem = read({"prompt": "q", "answer": 1, "tools": {"since": date(2024, 5, 6)}})
+    assert problem.fields["tools"] == {"since": "2024-05-06"}
+
+
+def test_an_answer_of_which_remove_leaves_nothing_is_refused():
+    row = {"prompt": "q", "answer": "<<1+1=2>>"}
+    assert error_message(row, remove="<<.*>>") == (
+        "f.jsonl, line 3: answer is empty; the pattern of remove deletes all of it: narrow it"
+    )
+    problem = problem_from_row(
+        row, where="f", source="f", columns=Columns(remove="<<.*>>"), require_answer=False
+    )
+    assert problem.answer == ""
+
+
 def test_copies_share_an_id_whatever_their_other_columns_say():
     first = read({"prompt": "q", "answer": 1, "id": 5})
     second = read({"question": "q", "target": "1", "id": 6})
@@ -238,6 +254,10 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             ": prompt, message 1: role must be a string, got NoneType None",
         ),
         (
+            {"messages": [{"from": ["human"], "value": "q"}], "answer": "a"},
+            ": messages, message 1: role must be a string, got list ['human']",
+        ),
+        (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
             (
                 ": prompt: the last message is the assistant's; a prompt ends where the model is to"
@@ -264,7 +284,8 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             {"prompt": "q", "answer": True},
             (
                 ": answer must be a string or a number, got bool True; write the reference answer"
-                " as a string"
+                " as a string (a CSV column of true and false alone holds none: write yes and no,"
+                " or .jsonl)"
             ),
         ),
         (

@@ -101,6 +101,10 @@ def compute_score_of_any(solution_str, **kwargs):
     return 1 + len(kwargs)
 
 
+def compute_score_by_level(solution_str, level=None, **kwargs):
+    return -1.0 if level is None else float(level)
+
+
 def compute_score_with_details(data_source, solution_str, ground_truth, extra_info):
     right = solution_str == str(ground_truth)
     return {

@@ -5,6 +5,7 @@ import pytest
 from dapo.config.reward_options import RewardConfig
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
+from dapo.rewards.combine import RewardSpec
 from dapo.types import Problem
 from helpers.tables import for_each_row
 from helpers.verifier_pools import open_pool
@@ -270,6 +271,12 @@ def test_a_reference_that_is_no_pattern_is_an_error():
         judged("regex", "", "x", pattern="(x)")
         == "regex: the reference is empty, and the pattern's group is compared with it"
     )
+
+
+def test_what_is_no_pattern_reads_no_answer_so_that_the_constructor_names_it():
+    for pattern, reads in (("(a)", True), ("a", False), ("(", False), (3, False)):
+        assert RewardSpec.of("regex", options={"pattern": pattern}).reads_answer is reads
+    assert RewardSpec.of("regex").reads_answer is True
 
 
 SLOW = ("a" * 60, "aab")

@@ -45,6 +45,8 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
         (ADD, json.dumps(PAIRS), True),
         (ADD, {"inputs": ["1 2", ["10", "-4"]], "outputs": ["3", ["6"]]}, False),
         (ADD, {"inputs": ["1 2", "10 -4"], "outputs": ["3", ["6"]]}, True),
+        (ADD, {"fn_name": None, "inputs": ["1 2"], "outputs": ["3"]}, True),
+        (ADD, [{"fn_name": None, "type": "stdin_stdout", "testtype": "stdin", **pair} for pair in PAIRS], True),
         (f"{ADD}\nprint()\nprint()", PAIRS, True),
         (f"{ADD}\nprint(1)", PAIRS, False),
         (f"{ADD}\nraise SystemExit(3)", PAIRS, False),

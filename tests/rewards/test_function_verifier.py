@@ -335,6 +335,9 @@ def test_verls_compute_score_gets_its_arguments_for_each_response():
     ]
     # all four, and nothing else
     assert judged("compute_score_of_any", ["7"], problem=VERL) == [Verdict(None, 4.0)]
+    # and a column that the function names beside **kwargs
+    assert judged("compute_score_by_level", ["A"]) == [Verdict(None, 3.0)]
+    assert judged("compute_score_by_level", ["A"], level=5) == [Verdict(None, 5.0)]
 
 
 def test_verls_arguments_come_from_other_data_as_well():

@@ -18,6 +18,7 @@ from dapo.processes.frames import encode
 from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram, readable
 from dapo.rewards import InlineJudge
 from dapo.rewards.combine import RewardSpec
+from dapo.rewards.pool import _rows_of
 from dapo.types import Problem, Verdict
 from helpers.paths import TESTS
 from helpers.processes import (
@@ -64,6 +65,16 @@ def children():
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="looks at processes through /proc"
 )
+
+
+def test_a_number_beyond_every_float_in_a_forged_answer_is_no_verdict():
+    for numbers in ((10**400, {}), (0.0, {"part": 10**400}), (float("nan"), {})):
+        score, components = numbers
+        answer = {"verdicts": [[[None, score, None, None, components]]]}
+        with pytest.raises(WorkerLost, match="did not answer with a verdict"):
+            _rows_of(answer, 1, 1)
+    answer = {"verdicts": [[[True, 1, None, "a", {"part": 2}]]]}
+    assert _rows_of(answer, 1, 1) == [[Verdict(True, 1.0, None, "a", {"part": 2})]]
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,8 @@ def write_rows(path: Path, data: Data) -> int:
     """
     count = 0
     texts: dict[str, str] = {}
+    # all mappings of a table's column have the same keys
+    is_table = any(hasattr(data, name) for name in _TABLE_METHODS)
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for count, row in enumerate(_rows(data), start=1):
             where = f"data, row {count}"
@@ -221,6 +223,8 @@ def write_rows(path: Path, data: Data) -> int:
             values = {
                 str(name): data_value(value, f"{where}: {name}") for name, value in row.items()
             }
+            if is_table:
+                values = with_arrow_messages(values)
             file.write(to_json(to_json_values(values)) + "\n")
             for name, value in row.items():
                 if (kind := lost_type(str(name), value)) is not None:
@@ -250,12 +254,8 @@ def row_errors(files: Mapping[str, object]) -> Iterator[None]:
 def _rows(data: Data) -> Iterator[Any]:
     for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
-            rows = getattr(data, method)(*arguments)
-            yield from map(with_arrow_messages, rows) if method == "to_pylist" else rows
+            yield from getattr(data, method)(*arguments)
             return
-    if hasattr(data, "column_names"):  # a data set of the package datasets
-        yield from map(with_arrow_messages, data)
-        return
     if not isinstance(data, Iterable):
         expected = (
             "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"

@@ -3,7 +3,7 @@ its verdicts.
 """
 
 import json
-import math
+import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -122,7 +122,7 @@ class VerifierTask:
         answer = call(self.request, len(self.response_indices))
         rows = _rows_of(answer, len(self.response_indices), len(self.verifier_indices))
         self.group.add_verdicts(self, rows)
-        return bool(answer["needs_restart"])
+        return bool(answer.get("needs_restart"))
 
     def fail(self, reason: str) -> None:
         names = list(map(own_name, self.group.spec.weights))
@@ -241,7 +241,12 @@ def _verdict_of(values: Any) -> Verdict | None:
             dict() as components,
         ]:
             numbers = [score, *components.values()]
-            if all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+            if all(map(_is_finite, numbers)):
                 reason = error and mask_text(error)
                 return Verdict(correct, score, reason, answer, components)
     raise WorkerLost("the worker process did not answer with a verdict")
+
+
+def _is_finite(value: Any) -> bool:
+    # an integer of JSON may be larger than any float
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import load_callable
+from dapo.core.loading import load_callable, try_call
 from dapo.core.plugins import PluginTable
 from dapo.core.text import did_you_mean
 from dapo.rewards.verdicts import TokenIds
@@ -96,7 +96,11 @@ def _always(options: Mapping[str, Any]) -> bool:
 def _for_groups(options: Mapping[str, Any]) -> bool:
     """Return True if the reference is the pattern, or is compared with its captured group."""
     pattern = options.get("pattern")
-    return pattern is None or re.compile(pattern).groups > 0
+    if pattern is None:
+        return True
+    # the constructor names what is no pattern
+    compiled = try_call(lambda: re.compile(pattern))
+    return isinstance(compiled, re.Pattern) and compiled.groups > 0
 
 
 _OWN_VERIFIERS: Mapping[str, Registration] = {

@@ -76,6 +76,10 @@ def problem_from_row(
         text = ""
         answer_column = None
     text = columns.cleaned(text)
+    if require_answer:
+        require_filled(
+            text, f"{where}: {answer_column}", "the pattern of remove deletes all of it: narrow it"
+        )
     answer = _after_mark(text)
     stored_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
@@ -87,8 +91,10 @@ def problem_from_row(
         if name not in stored_columns and not _PANDAS_INDEX.fullmatch(str(name)):
             fields[_name(name, where)] = data_value(value, f"{where}: {name}")
     fields |= tool_schemas(row, where)
-    if TEMPLATE_KWARGS in fields:
-        fields[TEMPLATE_KWARGS] = with_texts(fields[TEMPLATE_KWARGS])
+    # the id and the chat template take JSON alone
+    for name in TEMPLATE_COLUMNS:
+        if name in fields:
+            fields[name] = with_texts(fields[name])
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
     # the worked solution of GSM8K, unless a column of that name has one
@@ -393,8 +399,12 @@ def with_standard_keys(message: Any) -> Any:
     """Return a message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
     if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
         return message
-    roles = {"human": "user", "gpt": "assistant"}
-    return {"role": roles.get(message["from"], message["from"]), "content": message["value"]}
+    role = message["from"]
+    if role == "human":
+        role = "user"
+    elif role == "gpt":
+        role = "assistant"
+    return {"role": role, "content": message["value"]}
 
 
 def as_message(value: object, where: str) -> Message:
@@ -448,15 +458,18 @@ def _part(value: object, where: str) -> dict[str, Any]:
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an Arrow row with messages and schemas of tools as before Arrow merged their keys.
+    """Return an Arrow row with what the chat template reads as before Arrow merged its keys.
 
     All mappings of a column get the same keys in Arrow, with null for those that they did not have.
+    That concerns messages, schemas of tools, and variables.
     """
     columns = dict(row)
     for name, value in row.items():
         is_list = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
         if is_list and (name == "tools" or _is_message(value[0])):
             columns[name] = [_without_nulls(item) for item in value]
+        elif name == TEMPLATE_KWARGS:
+            columns[name] = _without_nulls(value)
     return columns
 
 
@@ -504,6 +517,8 @@ def _answer(value: object, where: str) -> str:
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     advice = "write the reference answer as a string"
+    if isinstance(value, bool):
+        advice += " (a CSV column of true and false alone holds none: write yes and no, or .jsonl)"
     raise DataError(f"{where} must be a string or a number, got {shown(value)}; {advice}")
 
 

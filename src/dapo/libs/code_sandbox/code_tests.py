@@ -118,10 +118,10 @@ def read_tests(
                 f"its entry_point must be the name of a function, got {entry_point!r:.80}"
             )
         return _compiled((*map(str, setup), *value), entry_point, prompt)
-    if isinstance(value, Mapping) and "fn_name" in value:
+    if any(_calls_function(part) for part in (value, *_items(value))):
         raise UnusableTests(
-            "its tests call a function by fn_name; write them as statements: assert NAME(...)"
-            " == ..."
+            "its tests call a function by fn_name or testtype, which pairs of input and output"
+            " cannot; write them as statements: assert NAME(...) == ..."
         )
     if (
         isinstance(value, Mapping)
@@ -135,7 +135,7 @@ def read_tests(
             {"input": i, "output": o}
             for i, o in zip(value["inputs"], value["outputs"], strict=True)
         ]
-    items = value if isinstance(value, list) else []
+    items = _items(value)
     if items and all(
         isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in items
     ):
@@ -147,6 +147,22 @@ def read_tests(
         "its tests are neither pairs [{'input': ..., 'output': ...}] nor statements such as 'assert"
         " add(1, 2) == 3'"
     )
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _calls_function(test: Any) -> bool:
+    """Return True for tests whose input is the arguments of a function, not standard input.
+
+    APPS and SYNTHETIC-1 name the function (`fn_name`, which may be null), LiveCodeBench marks such
+    tests as `functional`.
+    """
+    if not isinstance(test, Mapping):
+        return False
+    kinds = (test.get("type"), test.get("testtype"))
+    return bool(test.get("fn_name")) or "function_call" in kinds or "functional" in kinds
 
 
 def _value_of(tests: Any) -> Any:

@@ -104,9 +104,11 @@ def function_verifier(
                 f"{path!r} needs {', '.join(unfilled)}: set reward.options.{unfilled[0]}"
             )
         return FunctionVerifier(path, function, options, EventLoop())
-    accepted = None if takes_any else frozenset(keywords)
     if "solution_str" in keywords:
-        return ScoreFunction(path, function, options, EventLoop(), required, accepted)
+        named = frozenset(keywords)
+        accepted_columns = named | _OF_VERL if takes_any else named
+        return ScoreFunction(path, function, options, EventLoop(), required, accepted_columns)
+    accepted = None if takes_any else frozenset(keywords)
     if not takes_any and "completions" not in keywords:
         raise RewardError(
             f"{path!r} takes ({', '.join(keywords)}): expected (problem, response), or keywords as"
@@ -166,7 +168,7 @@ class FunctionVerifier(_UserFunction):
 class ScoreFunction(FunctionVerifier):
     """A function in verl's convention, `compute_score(data_source, solution_str, ...)`.
 
-    It receives the data columns in its signature; with `**kwargs` verl's four, including
+    It receives the data columns in its signature; with `**kwargs` also verl's four, including
     `extra_info`. It returns a number, a bool, None, or a dict whose `score` is one of these. In a
     dict, `acc`, equal to 1 or 0, sets whether the response is correct, and `pred`, a string or a
     number, its answer for majority votes.
@@ -178,7 +180,7 @@ class ScoreFunction(FunctionVerifier):
         if (failure := self._missing(problem)) is not None:
             return failure
         columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
-        accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
+        accepted = self.accepted or frozenset()
         arguments = {name: value for name, value in columns.items() if name in accepted}
         result = self._call({**arguments, **self.options})
         if isinstance(result, Failure):
