@@ -91,14 +91,16 @@ def test_a_large_group_is_cut_into_batches(server):
 def test_a_verdict_is_a_bool_a_grade_null_an_object_or_an_error(server):
     server.script = [
         {"verdicts": [True, 0.25, None, {"correct": False}, {"score": 2}, {"correct": True, "score": 0.5},
-                      {"error": "no judge"}, "yes", {"score": "x"}, {}, {"score": 1e999}]}
+                      {"error": "no judge"}, "yes", {"score": "x"}, {}, {"score": 1e999},
+                      {"score": 1, "error": False}, {"score": 1, "error": ""}]}
     ]  # fmt: skip
-    found = verdicts(server, [""] * 11)
+    found = verdicts(server, [""] * 13)
     assert [v and (v.correct, v.score) for v in found[:6]] == [
         (True, 1.0), (None, 0.25), None, (False, -1.0), (None, 2.0), (True, 0.5),
     ]  # fmt: skip
     assert found[6].error == "server: no judge"
-    assert [v.error is not None for v in found[7:]] == [True] * 4
+    assert [v.error is not None for v in found[7:11]] == [True] * 4
+    assert [v.error for v in found[11:]] == [None, None]  # no error is said in several ways
 
 
 def test_the_token_comes_from_the_environment(server, monkeypatch):

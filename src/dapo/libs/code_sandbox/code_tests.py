@@ -170,7 +170,7 @@ def _value_of(tests: Any) -> Any:
         return tests
     try:
         return json.loads(tests)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableTests(f"its tests are no JSON ({error})") from None
 
 

@@ -144,7 +144,7 @@ class ServerVerifier:
 def _to_verdict(value: Any) -> Verdict | None:
     if not isinstance(value, dict):
         return to_verdict("server", value)
-    if value.get("error") is not None:
+    if value.get("error") not in (None, False, ""):
         return error_verdict(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
     score = value.get("score")
     correct = value.get("correct")
