@@ -119,6 +119,13 @@ WRITABLE = {
         ],
         "def reward(text): return [WANT.value, HERE.name, LOW < len(text), float(D), float(F)]",
     ),
+    "flags that are combined, and none": (
+        ["import re\nFLAGS = re.IGNORECASE | re.MULTILINE\nNONE = re.RegexFlag(0)\n"],
+        (
+            "def reward(text): return [len(re.findall('^A|B', text, FLAGS)), len(re.findall('A',"
+            " text, NONE))]"
+        ),
+    ),
     "a name of its own within and a global one of another kind": (
         ["import io\nhandle = io.StringIO()\n"],
         "def reward(text):\n    handle = text.upper()\n    return [handle for handle in handle]",
@@ -214,6 +221,13 @@ REFUSED = {
             "    def __call__(self, t): return 1\n"
         )["S"](),
         "reward 's' uses 's.file', of type StringIO",
+    ),
+    "an object that extends a list": (
+        run_cells(
+            "class Words(list):\n    pass\nWORDS = Words(['a'])\n",
+            "def reward(text): return text in WORDS",
+        )["reward"],
+        "reward 'reward' uses 'WORDS', of type Words, which is not a constant",
     ),
     "a lambda": (
         run_cells("reward = lambda text: 1")["reward"],
