@@ -204,6 +204,10 @@ def test_columns_that_are_lists_are_rows_and_named_sets_stay_sets():
     assert stored_data(conversations, file, argument="data").rows == {
         file: [{"messages": conversations["messages"][0]}]
     }
+    kinds: list[Any] = [np.array, pd.Series, pa.array]
+    for kind in kinds:
+        arrays = {name: kind(values) for name, values in columns.items()}
+        assert stored_data(arrays, file, argument="data").rows == {file: ROWS}
     sets = stored_data({"easy": ROWS[:2], "hard": ROWS[2:]}, file, argument="eval_data")
     assert [len(rows) for rows in sets.rows.values()] == [2, 6]
 
@@ -309,6 +313,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows that are none": (
         {"data": [1, 2]},
         "data, row 1: expected a mapping of columns to values, got int",
+    ),
+    "held-out rows that are none": (
+        {"eval_data": [{"prompt": "1 + 1 =", "answer": "2"}, 2]},
+        "eval_data, row 2: expected a mapping of columns to values, got int",
+    ),
+    "a held-out set without rows": (
+        {"eval_data": {"easy": ROWS[:2], "hard": []}},
+        "eval_data['hard']: no rows",
     ),
     "no rows": ({"data": []}, "data: no rows"),
     "a value that no file holds": (
