@@ -12,6 +12,7 @@ import sys
 import threading
 from datetime import date
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ import dapo
 from dapo.analysis.doctor import diagnose
 from dapo.api.keywords import build_scaled, options_from, scale_defaults
 from dapo.api.notebook import NotebookDisplay
+from dapo.api.plain_values import plain_value
 from dapo.config import build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
@@ -405,6 +407,14 @@ def test_keywords_are_the_names_of_options():
     }
 
 
+def test_the_members_of_an_enumeration_are_their_values():
+    class Judge(str, Enum):
+        EXACT = "exact"
+
+    assert options_from({"surrogate": Judge.EXACT}) == {"loss.surrogate": "exact"}
+    assert plain_value({Judge.EXACT: np.float32(1)}, "reward") == {"exact": 1.0}
+
+
 def test_keywords_are_read_like_overrides_of_the_command_line():
     base = {"model": "tiny-random", "data": {"train": {"builtin": {"sums": {}}, "size": 50}}}
     config, _ = build_scaled(
@@ -517,6 +527,10 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
     part = finished.read_rollouts(steps=[2], columns=["step", "response_ids"])
     assert list(part.columns) == ["step", "response_ids"]
     assert len(part) == (rollouts["step"] == 2).sum() >= 8
+    newest: Any = finished.metrics.index[-1]  # a number of NumPy
+    assert len(finished.read_rollouts(steps=newest, columns="step")) == len(part)
+    generated: Any = (step for step in [2])
+    assert len(finished.read_rollouts(steps=generated, columns="step")) == len(part)
     with pytest.raises(dapo.DataError, match="has no rollouts of step 9"):
         finished.read_rollouts(steps=[9])
     assert finished.problems["responses"].sum() == len(rollouts)
@@ -569,6 +583,8 @@ def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
     one = finished.generate("17 + 25?", max_new_tokens=4)
     assert isinstance(one, str)
     assert finished.generate("17 + 25?", max_new_tokens=4) == one
+    numbers: dict[str, Any] = {"max_new_tokens": np.int64(4), "temperature": np.float32(1)}
+    assert finished.generate("17 + 25?", seed=0, **numbers) == one
     several = finished.generate(["17 + 25?", "1 + 1?"], samples=2, max_new_tokens=4)
     assert [len(each) for each in several] == [2, 2]
     assert several[0][0] == one

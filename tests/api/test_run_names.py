@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dapo
@@ -20,6 +21,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"seed": 2}, 2),
         ({"train.seed": 0}, 0),
+        ({"seed": np.int64(4)}, 4),
         ({"train": {"seed": 3, "num_steps": 1}}, 3),
         ({"lr": 1}, None),
     ],

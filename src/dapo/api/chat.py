@@ -6,6 +6,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.plain_values import plain_values
 from dapo.api.python_errors import python_interface
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import printable
@@ -182,12 +183,13 @@ class Chat:
         if not message.strip():
             raise DataError('a message is missing, as in run.chat("17 + 25?")')
         defaults = load_run_config(self._directory).eval
-        options = SamplingOptions(
+        numbers = plain_values(
             temperature=defaults.temperature if temperature is None else temperature,
             top_p=defaults.top_p if top_p is None else top_p,
             max_new_tokens=max_new_tokens,
             seed=seed,
         )
+        options = SamplingOptions(**numbers)
         self._source = ModelSource(self._open_model(), options)
         if self._conversation is None:
             self._conversation = Conversation(self._source, system=self._system)

@@ -24,7 +24,7 @@ from dapo.api.keywords import (
     option_named,
     read_keywords,
 )
-from dapo.api.plain_values import model_name
+from dapo.api.plain_values import model_name, plain_value
 from dapo.api.python_errors import python_interface
 from dapo.api.python_words import in_python
 from dapo.api.run import Run, translate_errors
@@ -270,9 +270,9 @@ def _seed_of(options: Mapping[str, Any]) -> object:
     """Return the seed that a call sets; None if it sets none."""
     for keyword, value in options.items():
         if option_named(keyword) == "train.seed":
-            return value
+            return plain_value(value, keyword)
     section = options.get("train")
-    return section.get("seed") if isinstance(section, Mapping) else None
+    return plain_value(section.get("seed"), "train") if isinstance(section, Mapping) else None
 
 
 def _new_path(title: str, name: str | None, seed: object) -> Path:

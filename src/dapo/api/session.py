@@ -29,7 +29,7 @@ from dapo.api.keywords import (
     require_set_once_in_call,
     with_teacher,
 )
-from dapo.api.plain_values import model_name
+from dapo.api.plain_values import model_name, plain_values
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
@@ -226,7 +226,14 @@ class Session(AbstractContextManager["Session"]):
         seed: int = 0,
     ) -> Any:
         """Sample answers from the current model, as `Run.generate` does."""
-        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
+        numbers = plain_values(
+            samples=samples,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        options = SamplingOptions(**numbers)
         plan = options.plan(self.config, self._loaded.stop_ids)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
