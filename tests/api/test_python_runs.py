@@ -31,6 +31,7 @@ from dapo.api.notebook import NotebookDisplay
 from dapo.api.plain_values import plain_value
 from dapo.config import build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
@@ -596,6 +597,28 @@ def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
     )
     assert finished.generate("17 + 25?", max_new_tokens=4, seed=1) != one
     finished.close()
+
+
+def test_a_chat_goes_on_with_a_model_that_was_freed(finished: dapo.Run):
+    finished.chat("17 + 25?", max_new_tokens=4)
+    finished.close()
+    assert finished.chat.retry().question == "17 + 25?"
+    finished.close()
+    compared = finished.chat.compare()
+    assert compared.text == finished.chat.messages[-1]["content"]
+    assert compared.untrained is not None
+    finished.chat.reset()
+    finished.close()
+
+
+def test_ctrl_c_ends_an_answer_of_a_chat_and_another_signal_the_process(finished: dapo.Run):
+    def stopped_by(signum: int) -> Any:
+        raise Interrupted(signum)
+
+    answer = finished.chat._grow("1 + 1 =", lambda check: stopped_by(signal.SIGINT))
+    assert (answer.text, answer.finish) == ("", None)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        finished.chat._grow("1 + 1 =", lambda check: stopped_by(signal.SIGTERM))
 
 
 def test_a_run_is_evaluated_and_compared_with_another_model_in_pairs(finished: dapo.Run):

@@ -638,7 +638,7 @@ def translate_errors(run: Run) -> Iterator[None]:
         if isinstance(error, TrainingInterrupted):
             raise
         if getattr(error, "exit_code", 130) != 130:
-            _add_run(error, run)
+            add_run(error, run)
             raise
         if not RunDirectory.is_run(run.path):
             raise CallInterrupted(
@@ -659,17 +659,17 @@ def translate_errors(run: Run) -> Iterator[None]:
             corrected = "agent=FUNCTION"
         call = f"dapo.resume({str(run.path)!r}, {corrected})"
         error.args = (f"{error}; with a corrected {kind}: {call}",)
-        _add_run(error, run)
+        add_run(error, run)
         raise
     except ListenerFailed as error:
-        _add_run(error.__cause__ or error, run)
+        add_run(error.__cause__ or error, run)
         raise
     except Exception as error:
-        _add_run(error, run)
+        add_run(error, run)
         raise
 
 
-def _add_run(error: BaseException, run: Run) -> None:
+def add_run(error: BaseException, run: Run) -> None:
     """Set `error.run`, unless the run has not begun."""
     if RunDirectory.is_run(run.path):
         error.run = run  # type: ignore[attr-defined]
