@@ -91,7 +91,7 @@ class Session(AbstractContextManager["Session"]):
         """The options, with `auto` resolved."""
         self.step = 0
         """The number of finished steps, also the version of the weights."""
-        self._data = data
+        self._data = _rereadable(data)
         self._reward = reward
         self._metrics: list[dict[str, float]] = []
         self._samplings: dict[str, Sampling] = {}
@@ -420,6 +420,13 @@ def session(
     return Session(
         built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
     )
+
+
+def _rereadable(data: Data) -> Data:
+    """Return data that each batch can read: the rows of a generator, which ends, as a list."""
+    if type(data) is dict:
+        return {name: _rereadable(part) for name, part in data.items()}
+    return list(data) if isinstance(data, Iterator) else data
 
 
 def _require_one_process(config: Config) -> None:
