@@ -298,6 +298,16 @@ def test_rewards_of_one_name_from_two_cells_are_written_into_modules_of_their_ow
     assert writer.module().text == text
 
 
+def test_equal_rewards_are_refused_and_none_is_dropped():
+    from dapo.api.keywords import read_keywords
+
+    cells = run_cells("def reward(completions, word): return [word in c for c in completions]")
+    several = [functools.partial(cells["reward"], word=word) for word in "aba"]
+    assert len(read_keywords({}, several[:2], {})[0]["reward.verifier"]) == 2
+    with pytest.raises(RewardError, match="reward: partial is listed twice; list it once, with a"):
+        read_keywords({}, several, {})
+
+
 K = "zqK7vX31"
 SECRETS = {
     "a constant": [
