@@ -205,8 +205,9 @@ def test_an_error_in_on_end_is_the_callers_and_a_warning_where_the_run_has_faile
     def fails(run: dapo.Run, metrics: Any = None) -> None:
         raise ZeroDivisionError(run.status)
 
-    with pytest.raises(ZeroDivisionError, match="finished"):
+    with pytest.raises(ZeroDivisionError, match="finished") as ended:
         dapo.train("tiny-random", on_end=fails, **(TRAINED | {"steps": 1}))
+    assert ended.value.run.status == "finished"  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError, match="running"):
         dapo.train("tiny-random", on_step=fails, on_end=fails, **TRAINED)
     assert "on_end raised ZeroDivisionError: failed" in capsys.readouterr().err

@@ -119,6 +119,13 @@ WRITABLE = {
         ],
         "def reward(text): return [WANT.value, HERE.name, LOW < len(text), float(D), float(F)]",
     ),
+    "flags that are combined, and none": (
+        ["import re\nFLAGS = re.IGNORECASE | re.MULTILINE\nNONE = re.RegexFlag(0)\n"],
+        (
+            "def reward(text): return [len(re.findall('^A|B', text, FLAGS)), len(re.findall('A',"
+            " text, NONE))]"
+        ),
+    ),
     "a name of its own within and a global one of another kind": (
         ["import io\nhandle = io.StringIO()\n"],
         "def reward(text):\n    handle = text.upper()\n    return [handle for handle in handle]",
@@ -215,6 +222,13 @@ REFUSED = {
         )["S"](),
         "reward 's' uses 's.file', of type StringIO",
     ),
+    "an object that extends a list": (
+        run_cells(
+            "class Words(list):\n    pass\nWORDS = Words(['a'])\n",
+            "def reward(text): return text in WORDS",
+        )["reward"],
+        "reward 'reward' uses 'WORDS', of type Words, which is not a constant",
+    ),
     "a lambda": (
         run_cells("reward = lambda text: 1")["reward"],
         "reward: the source of a lambda cannot be copied",
@@ -282,6 +296,16 @@ def test_rewards_of_one_name_from_two_cells_are_written_into_modules_of_their_ow
     with pytest.raises(RewardError):
         writer.add(run_cells(helper.replace("len(text)", "0"), "def r(c): return judge(c)")["r"])
     assert writer.module().text == text
+
+
+def test_equal_rewards_are_refused_and_none_is_dropped():
+    from dapo.api.keywords import read_keywords
+
+    cells = run_cells("def reward(completions, word): return [word in c for c in completions]")
+    several = [functools.partial(cells["reward"], word=word) for word in "aba"]
+    assert len(read_keywords({}, several[:2], {})[0]["reward.verifier"]) == 2
+    with pytest.raises(RewardError, match="reward: partial is listed twice; list it once, with a"):
+        read_keywords({}, several, {})
 
 
 K = "zqK7vX31"

@@ -12,6 +12,7 @@ import sys
 import threading
 from datetime import date
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +28,10 @@ import dapo
 from dapo.analysis.doctor import diagnose
 from dapo.api.keywords import build_scaled, options_from, scale_defaults
 from dapo.api.notebook import NotebookDisplay
+from dapo.api.plain_values import plain_value
 from dapo.config import build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
@@ -204,6 +207,10 @@ def test_columns_that_are_lists_are_rows_and_named_sets_stay_sets():
     assert stored_data(conversations, file, argument="data").rows == {
         file: [{"messages": conversations["messages"][0]}]
     }
+    kinds: list[Any] = [np.array, pd.Series, pa.array]
+    for kind in kinds:
+        arrays = {name: kind(values) for name, values in columns.items()}
+        assert stored_data(arrays, file, argument="data").rows == {file: ROWS}
     sets = stored_data({"easy": ROWS[:2], "hard": ROWS[2:]}, file, argument="eval_data")
     assert [len(rows) for rows in sets.rows.values()] == [2, 6]
 
@@ -310,6 +317,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"data": [1, 2]},
         "data, row 1: expected a mapping of columns to values, got int",
     ),
+    "held-out rows that are none": (
+        {"eval_data": [{"prompt": "1 + 1 =", "answer": "2"}, 2]},
+        "eval_data, row 2: expected a mapping of columns to values, got int",
+    ),
+    "a held-out set without rows": (
+        {"eval_data": {"easy": ROWS[:2], "hard": []}},
+        "eval_data['hard']: no rows",
+    ),
     "no rows": ({"data": []}, "data: no rows"),
     "a value that no file holds": (
         {"data": [{"prompt": object()}]},
@@ -391,6 +406,14 @@ def test_keywords_are_the_names_of_options():
         "loss": {"clip_low": 0.1},
         "dynamic_sampling.predict": True,
     }
+
+
+def test_the_members_of_an_enumeration_are_their_values():
+    class Judge(str, Enum):
+        EXACT = "exact"
+
+    assert options_from({"surrogate": Judge.EXACT}) == {"loss.surrogate": "exact"}
+    assert plain_value({Judge.EXACT: np.float32(1)}, "reward") == {"exact": 1.0}
 
 
 def test_keywords_are_read_like_overrides_of_the_command_line():
@@ -505,6 +528,10 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
     part = finished.read_rollouts(steps=[2], columns=["step", "response_ids"])
     assert list(part.columns) == ["step", "response_ids"]
     assert len(part) == (rollouts["step"] == 2).sum() >= 8
+    newest: Any = finished.metrics.index[-1]  # a number of NumPy
+    assert len(finished.read_rollouts(steps=newest, columns="step")) == len(part)
+    generated: Any = (step for step in [2])
+    assert len(finished.read_rollouts(steps=generated, columns="step")) == len(part)
     with pytest.raises(dapo.DataError, match="has no rollouts of step 9"):
         finished.read_rollouts(steps=[9])
     assert finished.problems["responses"].sum() == len(rollouts)
@@ -557,6 +584,8 @@ def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
     one = finished.generate("17 + 25?", max_new_tokens=4)
     assert isinstance(one, str)
     assert finished.generate("17 + 25?", max_new_tokens=4) == one
+    numbers: dict[str, Any] = {"max_new_tokens": np.int64(4), "temperature": np.float32(1)}
+    assert finished.generate("17 + 25?", seed=0, **numbers) == one
     several = finished.generate(["17 + 25?", "1 + 1?"], samples=2, max_new_tokens=4)
     assert [len(each) for each in several] == [2, 2]
     assert several[0][0] == one
@@ -568,6 +597,28 @@ def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
     )
     assert finished.generate("17 + 25?", max_new_tokens=4, seed=1) != one
     finished.close()
+
+
+def test_a_chat_goes_on_with_a_model_that_was_freed(finished: dapo.Run):
+    finished.chat("17 + 25?", max_new_tokens=4)
+    finished.close()
+    assert finished.chat.retry().question == "17 + 25?"
+    finished.close()
+    compared = finished.chat.compare()
+    assert compared.text == finished.chat.messages[-1]["content"]
+    assert compared.untrained is not None
+    finished.chat.reset()
+    finished.close()
+
+
+def test_ctrl_c_ends_an_answer_of_a_chat_and_another_signal_the_process(finished: dapo.Run):
+    def stopped_by(signum: int) -> Any:
+        raise Interrupted(signum)
+
+    answer = finished.chat._grow("1 + 1 =", lambda check: stopped_by(signal.SIGINT))
+    assert (answer.text, answer.finish) == ("", None)
+    with pytest.raises(Interrupted, match="stopped by SIGTERM"):
+        finished.chat._grow("1 + 1 =", lambda check: stopped_by(signal.SIGTERM))
 
 
 def test_a_run_is_evaluated_and_compared_with_another_model_in_pairs(finished: dapo.Run):

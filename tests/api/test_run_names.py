@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dapo
-from dapo.api.entry_points import _new_path, _seed_of
+from dapo.api.entry_points import _make, _new_path, _seed_of
+from dapo.core.errors import CheckpointError
 from helpers.tables import for_each_row
 
 
@@ -20,6 +22,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"seed": 2}, 2),
         ({"train.seed": 0}, 0),
+        ({"seed": np.int64(4)}, 4),
         ({"train": {"seed": 3, "num_steps": 1}}, 3),
         ({"lr": 1}, None),
     ],
@@ -35,6 +38,13 @@ def test_a_directory_is_named_by_time_and_seed_or_by_the_caller_and_is_always_ne
         path = _new_path("run", "wide", 2)
         assert path == Path("runs") / expected
         path.mkdir(parents=True)
+
+
+def test_two_calls_of_one_second_do_not_share_a_directory():
+    path = Path("runs/run-20260314-150926")
+    _make(path)
+    with pytest.raises(CheckpointError, match=f"another call has just begun a run in {path}"):
+        _make(path)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b"])

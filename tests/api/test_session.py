@@ -152,6 +152,12 @@ def test_equal_sessions_collect_equal_batches_and_each_goes_on_where_the_last_cl
         assert min(group.id for group, _ in other.judged) == 0
 
 
+def test_the_rows_of_a_generator_are_there_for_each_batch() -> None:
+    with small(data=(row for row in ROWS), reward=has_digit) as s, small() as other:
+        for _ in range(2):
+            assert s.collect().samples == other.collect(ROWS, has_digit).samples
+
+
 def test_a_loss_of_ones_own_replaces_the_papers() -> None:
     found = []
     for loss in (None, dapo_loss, "examples.losses:dapo", reinforce):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from dapo.analysis.ablate.experiment import shipped_ladders
 from dapo.cli.main import app, main
 from dapo.core.errors import EXIT_CODES
 from dapo.core.terminal import print_json, stdout_to_stderr
@@ -137,6 +138,23 @@ def test_an_object_has_the_keys_of_the_page_and_nothing_else_is_printed(
     assert given.code == 0, given.err
     assert given.found
     assert set(given.found) <= documented(command)
+
+
+def test_what_a_function_prints_at_its_import_is_not_in_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "loud_filter.py").write_text("print('hello')\ndef keep(group): return True\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    given = answer("check", TINY, "dynamic_sampling.filter=loud_filter:keep")
+    assert given.found["problems"] == []
+    assert "hello" in given.err
+
+
+def test_a_ladder_is_an_object_as_well():
+    path = shipped_ladders()["table1"]
+    shown = {"name": "table1", "path": str(path), "text": path.read_text(encoding="utf-8")}
+    assert answer("ablate", "--show", "table1").found == shown
 
 
 def test_two_evaluations_are_compared_in_one_object(trained: tuple[Path, Answer], tmp_path: Path):

@@ -2,6 +2,7 @@
 alone.
 """
 
+import json
 import os
 import shutil
 from contextlib import ExitStack
@@ -200,6 +201,18 @@ def test_following_prints_the_steps_and_ends_with_the_state_of_the_run(
     assert step.startswith("step  4/10 ")
     assert " ".join(last).startswith("stopped, step 4/10, ")
     assert code == 0
+
+
+def test_ctrl_c_ends_the_following_alone_and_the_object_is_printed(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dapo.cli.status.time.sleep", interrupt)
+    with directory.lock():
+        code, out, _ = run(capsys, "status", str(directory.path), "--follow", "--json")
+    assert (code, json.loads(out)["runs"][0]["state"]) == (0, "running")
 
 
 def _log_a_step(directory: RunDirectory) -> None:

@@ -12,7 +12,7 @@ from dapo.api.plain_values import described
 from dapo.api.python_errors import NoMetric
 from dapo.api.python_words import in_python
 from dapo.api.result_types import EvaluationResult
-from dapo.api.run import Run
+from dapo.api.run import Run, add_run
 from dapo.core.errors import ConfigError
 from dapo.core.loading import call_text, describe
 from dapo.core.terminal import warn
@@ -135,6 +135,7 @@ class Callbacks:
         try:
             self._end(run)
         except Exception as error:
+            add_run(error, run)
             raise ListenerFailed(f"on_end raised {describe(error)}") from error
 
     def _end(self, run: Run) -> None:

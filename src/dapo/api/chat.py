@@ -6,6 +6,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dapo.api.plain_values import plain_values
 from dapo.api.python_errors import python_interface
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import printable
@@ -164,8 +165,18 @@ class Chat:
         )
 
     def _begun(self) -> "Conversation":
+        """Return the conversation, which the newest checkpoint answers from here on.
+
+        Raises ConfigError without an answer.
+        """
+        from dapo.start.conversation import ModelSource
+
         if self._conversation is None or not self._conversation.exchanges:
             raise ConfigError('there is no answer yet; run.chat("TEXT") asks')
+        assert self._source is not None
+        # the model may be closed: by `run.close()`, or for a newer checkpoint
+        self._source = ModelSource(self._open_model(), self._source.options)
+        self._conversation.source = self._source
         return self._conversation
 
     def _answer(
@@ -182,12 +193,13 @@ class Chat:
         if not message.strip():
             raise DataError('a message is missing, as in run.chat("17 + 25?")')
         defaults = load_run_config(self._directory).eval
-        options = SamplingOptions(
+        numbers = plain_values(
             temperature=defaults.temperature if temperature is None else temperature,
             top_p=defaults.top_p if top_p is None else top_p,
             max_new_tokens=max_new_tokens,
             seed=seed,
         )
+        options = SamplingOptions(**numbers)
         self._source = ModelSource(self._open_model(), options)
         if self._conversation is None:
             self._conversation = Conversation(self._source, system=self._system)
@@ -215,8 +227,10 @@ class Chat:
                     if handle is not None and time.monotonic() - shown >= _REDRAW_S:
                         shown = time.monotonic()
                         handle.update({"text/html": _paragraph(answer.text)}, raw=True)
-        except Interrupted:
-            pass  # the answer is kept as far as it came
+        except Interrupted as error:
+            # the answer is kept as far as it came; only Ctrl-C means no more than that
+            if error.exit_code != 128 + signal.SIGINT:
+                raise
         finally:
             if handle is not None:
                 # the answer that is returned shows itself

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, Flag
 from fractions import Fraction
 from pathlib import Path, PurePath
 from types import FunctionType, MethodType, ModuleType
@@ -255,6 +255,9 @@ class CodeWriter:
             )
         if type(value) in _PLAIN:
             return repr(value)
+        if isinstance(value, Flag):
+            # a combination of members, such as re.I | re.M, is no attribute of its class
+            return f"{self._reference(name, type(value))}({value.value!r})"
         if isinstance(value, Enum):
             return f"{self._reference(name, type(value))}.{value.name}"
         if (
@@ -323,6 +326,7 @@ class CodeWriter:
             kind.__module__ == "builtins"
             or importable(kind) is not None
             or not hasattr(value, "__dict__")
+            or _has_contents(kind)
         ):
             raise self._refused(name, f"of type {kind.__qualname__}, which is not a constant")
         self._define(kind.__name__, kind)
@@ -376,6 +380,11 @@ _RESTORED = '''def _restored(kind, attributes):
     made = object.__new__(kind)
     made.__dict__.update(attributes)
     return made'''
+
+
+def _has_contents(kind: type) -> bool:
+    """Return True for a class that extends a built-in one: a list holds more than attributes."""
+    return any(base.__module__ == "builtins" and base is not object for base in kind.__mro__)
 
 
 def _equal(first: Any, second: Any) -> bool:

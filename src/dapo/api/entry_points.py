@@ -24,12 +24,12 @@ from dapo.api.keywords import (
     option_named,
     read_keywords,
 )
-from dapo.api.plain_values import model_name
+from dapo.api.plain_values import model_name, plain_value
 from dapo.api.python_errors import python_interface
 from dapo.api.python_words import in_python
 from dapo.api.run import Run, translate_errors
 from dapo.config.load import without_repeats
-from dapo.core.errors import ConfigError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
@@ -244,6 +244,8 @@ def _prepared(
         if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()
     ]
     names = [DATA_FOLDER] * any(each.rows for each in data) + [CODE_FOLDER] * bool(modules)
+    if is_new and names:
+        _make(path)
     try:
         for each in data:
             each.write()
@@ -266,13 +268,28 @@ def _prepared(
                 file.unlink(missing_ok=True)
 
 
+def _make(path: Path) -> None:
+    """Make the directory of a run. Raises CheckpointError if another process has just made it.
+
+    Its name is the time: two calls of one second would write their rows into one file.
+    """
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise CheckpointError(
+            f"another call has just begun a run in {path}; call again, or set name or run_dir"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
+
+
 def _seed_of(options: Mapping[str, Any]) -> object:
     """Return the seed that a call sets; None if it sets none."""
     for keyword, value in options.items():
         if option_named(keyword) == "train.seed":
-            return value
+            return plain_value(value, keyword)
     section = options.get("train")
-    return section.get("seed") if isinstance(section, Mapping) else None
+    return plain_value(section.get("seed"), "train") if isinstance(section, Mapping) else None
 
 
 def _new_path(title: str, name: str | None, seed: object) -> Path:

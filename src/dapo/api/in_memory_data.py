@@ -46,9 +46,11 @@ class StoredData:
     """The same files by what errors call them: `data`, `eval_data['easy']`."""
 
     def write(self) -> None:
+        """Write the rows. Raises DataError, which names the argument and the row."""
+        names = {file: label for label, file in self.labels.items()}
         for file, rows in self.rows.items():
             make_private_folder(file.parent)
-            write_rows(file, rows)
+            write_rows(file, rows, name=names.get(file, "data"))
 
 
 def stored_data(data: Data, file: Path, *, argument: str) -> StoredData:
@@ -150,6 +152,7 @@ def _rows_of_columns(data: Data, argument: str) -> Data:
     columns = [name for name in _QUESTIONS if name in data]
     if not columns:
         return data
+    data = {name: _listed(values) for name, values in data.items()}
     question = data[columns[0]]
     is_one_row = isinstance(question, str) or (
         columns[0] != "messages" and bool(question) and _are_rows(question)
@@ -169,6 +172,14 @@ def _rows_of_columns(data: Data, argument: str) -> Data:
             f" {shown}"
         )
     return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
+
+
+def _listed(values: Any) -> Any:
+    """Return an array, a Series or a column of Arrow as a list, and other values as they are."""
+    for method in ("tolist", "to_list", "to_pylist"):
+        if hasattr(values, method):
+            return getattr(values, method)()
+    return values
 
 
 def _named_sets(data: Data) -> Mapping[str, Data] | None:
@@ -204,35 +215,36 @@ def is_source(data: object) -> bool:
     return isinstance(data, str | Path | Mapping)
 
 
-def write_rows(path: Path, data: Data) -> int:
+def write_rows(path: Path, data: Data, *, name: str = "data") -> int:
     """Write rows as JSON lines and return their number; dates and decimals keep their types.
 
-    Raises DataError for values of other types.
+    `name` is what errors call the rows: the argument. Raises DataError for values of other types.
     """
     count = 0
     texts: dict[str, str] = {}
     # all mappings of a table's column have the same keys
     is_table = any(hasattr(data, name) for name in _TABLE_METHODS)
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        for count, row in enumerate(_rows(data), start=1):
-            where = f"data, row {count}"
+        for count, row in enumerate(_rows(data, name), start=1):
+            where = f"{name}, row {count}"
             if not isinstance(row, Mapping):
                 raise DataError(
                     f"{where}: expected a mapping of columns to values, got {type(row).__name__}"
                 )
             values = {
-                str(name): data_value(value, f"{where}: {name}") for name, value in row.items()
+                str(column): data_value(value, f"{where}: {column}")
+                for column, value in row.items()
             }
             if is_table:
                 values = with_arrow_messages(values)
             file.write(to_json(to_json_values(values)) + "\n")
-            for name, value in row.items():
-                if (kind := lost_type(str(name), value)) is not None:
-                    texts.setdefault(str(name), kind)
+            for column, value in row.items():
+                if (kind := lost_type(str(column), value)) is not None:
+                    texts.setdefault(str(column), kind)
     if not count:
-        raise DataError("data: no rows")
+        raise DataError(f"{name}: no rows")
     if texts:
-        warn(f"data: {describe_texts(texts)}")
+        warn(f"{name}: {describe_texts(texts)}")
     return count
 
 
@@ -251,7 +263,7 @@ def row_errors(files: Mapping[str, object]) -> Iterator[None]:
         raise
 
 
-def _rows(data: Data) -> Iterator[Any]:
+def _rows(data: Data, name: str) -> Iterator[Any]:
     for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
             yield from getattr(data, method)(*arguments)
@@ -260,7 +272,7 @@ def _rows(data: Data) -> Iterator[Any]:
         expected = (
             "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
         )
-        raise DataError(f"data: expected {expected}, got {type(data).__name__}")
+        raise DataError(f"{name}: expected {expected}, got {type(data).__name__}")
     yield from data
 
 

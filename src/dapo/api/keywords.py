@@ -23,7 +23,7 @@ from dapo.config.load import (
 )
 from dapo.config.option_fields import names_by_keyword, options_of
 from dapo.config.training_options import fitting_minibatch
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, RewardError
 from dapo.core.text import quoted
 
 _MODELS = ("model.name", "loss.reference.model")
@@ -114,6 +114,9 @@ def _written_reward(reward: Reward) -> tuple[Any, list[CodeWriter]]:
         # of a function that is written here
         if number.isdigit():
             name = writers[int(number)].qualified(f"{colon}{written}")
+        # equal text has one name, as of two partial functions with equal arguments
+        if name in by_name:
+            raise RewardError(f"reward: {written} is listed twice; list it once, with a weight")
         by_name[name] = weight
     return verifier_option(by_name), writers
 

@@ -31,7 +31,7 @@ def plain_value(value: Any, name: str) -> Any:
     if isinstance(value, Enum):
         return plain_value(value.value, name)
     if isinstance(value, Mapping):
-        return {str(key): plain_value(item, name) for key, item in value.items()}
+        return {_key_text(key): plain_value(item, name) for key, item in value.items()}
     if isinstance(value, Sequence):
         return [plain_value(item, name) for item in value]
     module = type(value).__module__.partition(".")[0]
@@ -40,6 +40,15 @@ def plain_value(value: Any, name: str) -> Any:
     if hasattr(value, "tolist"):  # an array or a number of numpy, a tensor
         return plain_value(value.tolist(), name)
     raise ConfigError(f"{name}: {_expected(value)}")
+
+
+def plain_values(**values: Any) -> dict[str, Any]:
+    """Convert the arguments of a call to YAML's types, each as `plain_value` does."""
+    return {name: plain_value(value, name) for name, value in values.items()}
+
+
+def _key_text(key: Any) -> str:
+    return str(key.value if isinstance(key, Enum) else key)
 
 
 def model_name(model: Any, name: str = "model") -> Any:

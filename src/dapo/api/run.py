@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from html import escape
 from math import fsum
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.chat import Chat
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, Reward, row_errors, stored_data
 from dapo.api.keywords import as_overrides, read_keywords
-from dapo.api.plain_values import described, model_name
+from dapo.api.plain_values import described, model_name, plain_value, plain_values
 from dapo.api.play import Episodes, PlayedEpisode
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import (
@@ -216,9 +217,11 @@ class Run:
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
-        chosen = list(tables) if steps is None else steps
-        if isinstance(chosen, int):
+        chosen: Any = tables if steps is None else steps
+        # also a number of NumPy, such as an entry of `metrics.index`
+        if isinstance(chosen, Integral):
             chosen = [chosen]
+        chosen = list(chosen)
         if absent := [step for step in chosen if step not in tables]:
             raise DataError(
                 f"{self.path} has no rollouts of step {absent[0]} (log.rollouts sets which are"
@@ -353,7 +356,14 @@ class Run:
         """
         from dapo.start.generate import SamplingOptions, answers_of, live_sampler
 
-        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
+        numbers = plain_values(
+            samples=samples,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        options = SamplingOptions(**numbers)
         if self._live is not None:
             return answers_of(live_sampler(self._live, options), prompt)
         return answers_of(self._open_model().sampler(options), prompt)
@@ -519,7 +529,7 @@ class Run:
                 stored.write()
                 yield EvalRequest(
                     stored.source,
-                    samples_per_problem,
+                    plain_value(samples_per_problem, "samples_per_problem"),
                     overrides=tuple(as_overrides(values)),
                     on_second_interrupt=signal.default_int_handler,
                 )
@@ -628,7 +638,7 @@ def translate_errors(run: Run) -> Iterator[None]:
         if isinstance(error, TrainingInterrupted):
             raise
         if getattr(error, "exit_code", 130) != 130:
-            _add_run(error, run)
+            add_run(error, run)
             raise
         if not RunDirectory.is_run(run.path):
             raise CallInterrupted(
@@ -649,17 +659,17 @@ def translate_errors(run: Run) -> Iterator[None]:
             corrected = "agent=FUNCTION"
         call = f"dapo.resume({str(run.path)!r}, {corrected})"
         error.args = (f"{error}; with a corrected {kind}: {call}",)
-        _add_run(error, run)
+        add_run(error, run)
         raise
     except ListenerFailed as error:
-        _add_run(error.__cause__ or error, run)
+        add_run(error.__cause__ or error, run)
         raise
     except Exception as error:
-        _add_run(error, run)
+        add_run(error, run)
         raise
 
 
-def _add_run(error: BaseException, run: Run) -> None:
+def add_run(error: BaseException, run: Run) -> None:
     """Set `error.run`, unless the run has not begun."""
     if RunDirectory.is_run(run.path):
         error.run = run  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from dapo.api.keywords import (
     require_set_once_in_call,
     with_teacher,
 )
-from dapo.api.plain_values import model_name
+from dapo.api.plain_values import model_name, plain_values
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
@@ -91,7 +91,7 @@ class Session(AbstractContextManager["Session"]):
         """The options, with `auto` resolved."""
         self.step = 0
         """The number of finished steps, also the version of the weights."""
-        self._data = data
+        self._data = _rereadable(data)
         self._reward = reward
         self._metrics: list[dict[str, float]] = []
         self._samplings: dict[str, Sampling] = {}
@@ -226,7 +226,14 @@ class Session(AbstractContextManager["Session"]):
         seed: int = 0,
     ) -> Any:
         """Sample answers from the current model, as `Run.generate` does."""
-        options = SamplingOptions(samples, temperature, top_p, max_new_tokens, seed)
+        numbers = plain_values(
+            samples=samples,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        options = SamplingOptions(**numbers)
         plan = options.plan(self.config, self._loaded.stop_ids)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
@@ -413,6 +420,13 @@ def session(
     return Session(
         built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
     )
+
+
+def _rereadable(data: Data) -> Data:
+    """Return data that each batch can read: the rows of a generator, which ends, as a list."""
+    if type(data) is dict:
+        return {name: _rereadable(part) for name, part in data.items()}
+    return list(data) if isinstance(data, Iterator) else data
 
 
 def _require_one_process(config: Config) -> None:

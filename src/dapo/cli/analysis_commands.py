@@ -223,7 +223,12 @@ def ablate_command(
     from dapo.cli.ablate import ablate, choose_experiment, print_plan, report_again
 
     if show is not None:
-        print_text(find_ladder(show).read_text(encoding="utf-8"), end="")
+        file = find_ladder(show)
+        text = file.read_text(encoding="utf-8")
+        if as_json:
+            print_json({"name": show, "path": str(file), "text": text})
+        else:
+            print_text(text, end="")
     elif report:
         if config is not None or overrides:
             raise ConfigError(

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,10 @@ def follow_run(path: Path, *, quiet: bool = False) -> RunStatus:
     """
     status = run_status(path)
     if quiet:
-        while status.state == "running":
-            time.sleep(POLL_S)
-            status = run_status(path)
+        with suppress(KeyboardInterrupt):
+            while status.state == "running":
+                time.sleep(POLL_S)
+                status = run_status(path)
         return status
     console = SafeConsole()
     line = Text(printable(verdict_on(status)), no_wrap=True, overflow="ellipsis")

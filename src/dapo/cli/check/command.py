@@ -5,7 +5,7 @@ As in `analysis/check/facts.py`, what imports torch is imported when the data is
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dapo.analysis.check.facts import CheckedFacts, check_as_json, run_seconds
 from dapo.analysis.check.summary import (
@@ -14,7 +14,7 @@ from dapo.analysis.check.summary import (
 )
 from dapo.cli.formatting import say
 from dapo.config import Config
-from dapo.core.terminal import print_json
+from dapo.core.terminal import print_json, stdout_to_stderr
 from dapo.core.text import size
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
@@ -50,9 +50,14 @@ def check_config(
         as_json: print JSON instead of lines.
         is_later_stage: it trains the model of an earlier stage.
     """
-    with check(
-        config, elsewhere=config.uses_ray, starts=False, is_later_stage=is_later_stage
-    ) as checked:
+    result: dict[str, Any] = {}
+    with (
+        # the module of a function that an option names may print
+        stdout_to_stderr(as_json),
+        check(
+            config, elsewhere=config.uses_ray, starts=False, is_later_stage=is_later_stage
+        ) as checked,
+    ):
         facts = CheckedFacts.of(checked)
         measured = None
         if probe and not facts.faults:
@@ -67,9 +72,10 @@ def check_config(
                 result["probe"] = probe_as_json(measured[1], against)
                 result["verdict"] = facts.verdict(measured[1])
                 result["seconds"] = run_seconds(facts, measured[1])
-            print_json(result)
         else:
             _print_lines(facts, path, measured, against, verbose=verbose)
+    if as_json:
+        print_json(result)
     return not facts.faults
 
 
