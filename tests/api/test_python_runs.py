@@ -409,7 +409,7 @@ def test_keywords_are_the_names_of_options():
 
 
 def test_the_members_of_an_enumeration_are_their_values():
-    class Judge(str, Enum):
+    class Judge(str, Enum):  # noqa: UP042  unlike that of a StrEnum its text is its name
         EXACT = "exact"
 
     assert options_from({"surrogate": Judge.EXACT}) == {"loss.surrogate": "exact"}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -86,15 +86,7 @@ def problem_from_row(
         stored_columns.add("prompt")
     if answer_column == "answer" and data_value(reference, f"{where}: answer") == answer:
         stored_columns.add("answer")
-    fields = {}
-    for name, value in row.items():
-        if name not in stored_columns and not _PANDAS_INDEX.fullmatch(str(name)):
-            fields[_name(name, where)] = data_value(value, f"{where}: {name}")
-    fields |= tool_schemas(row, where)
-    # the id and the chat template take JSON alone
-    for name in TEMPLATE_COLUMNS:
-        if name in fields:
-            fields[name] = with_texts(fields[name])
+    fields = _fields_of(row, where, without=stored_columns)
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
     # the worked solution of GSM8K, unless a column of that name has one
@@ -102,6 +94,20 @@ def problem_from_row(
         fields.setdefault("solution", text)
     key = problem_id(prompt, answer, fields.get("tools"))
     return Problem(key, prompt, answer, _source_in(fields) or source, fields)
+
+
+def _fields_of(row: Mapping[str, Any], where: str, *, without: Collection[str]) -> dict[str, Any]:
+    """Return the columns of a row by name, without those that the problem holds elsewhere."""
+    fields = {}
+    for name, value in row.items():
+        if name not in without and not _PANDAS_INDEX.fullmatch(str(name)):
+            fields[_name(name, where)] = data_value(value, f"{where}: {name}")
+    fields |= tool_schemas(row, where)
+    # the id and the chat template take JSON alone
+    for name in TEMPLATE_COLUMNS:
+        if name in fields:
+            fields[name] = with_texts(fields[name])
+    return fields
 
 
 def _source_in(fields: Mapping[str, Any]) -> str | None:
