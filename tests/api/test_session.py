@@ -305,6 +305,15 @@ def test_ctrl_c_undoes_the_batch() -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_session_with_adapters_exports_the_merged_model(tmp_path: Path) -> None:
+    with small(lora={"rank": 2, "alpha": 4}) as s:
+        s.update(s.collect(ROWS, has_digit))
+        path = s.export(tmp_path / "model")
+        expected = weights(s)
+    exported = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert all(torch.equal(value, expected[name]) for name, value in exported.named_parameters())
+
+
 def test_answers_and_scores_are_those_of_the_exported_model(
     shared: Session, tmp_path: Path
 ) -> None:

@@ -65,6 +65,25 @@ def test_samples_arrive_as_they_were_to_the_last_bit_also_in_one_message() -> No
         assert list(found) == [4, 9, 2]
 
 
+def test_members_of_a_group_keep_their_own_prompts() -> None:
+    """An agent writes its own prompts, and its branches begin behind different tokens."""
+    prompts = ((1, 2), (1, 2, 30), (5,))
+    samples = {
+        number: replace(SAMPLES[4], prompt_ids=prompt) for number, prompt in enumerate(prompts)
+    }
+    assert tuple(sample.prompt_ids for sample in decode(encode(samples, ALL)).values()) == prompts
+
+
+def test_a_prompt_that_members_share_travels_once() -> None:
+    prompt = tuple(range(1000))
+    samples = {number: replace(SAMPLES[4], prompt_ids=prompt) for number in range(3)}
+    encoded = encode(samples, ALL)
+    assert sum(part.nbytes == 8 * len(prompt) for part in encoded.parts) == 1
+    found = decode(encoded)
+    assert all(sample.prompt_ids is found[0].prompt_ids for sample in found.values())
+    assert found[0].prompt_ids == prompt
+
+
 def test_masks_of_equal_values_travel_as_their_lengths_and_others_as_they_are() -> None:
     rows = [(True,) * 1000, (True, False, True), (False,) * 500, (), (False, True)]
     samples = {

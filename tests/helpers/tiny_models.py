@@ -32,6 +32,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     SmolLM3Config,
@@ -174,6 +176,18 @@ def t5() -> PreTrainedModel:
     )
 
 
+def qwen2_moe_window() -> PreTrainedModel:
+    """A window that is in the mask alone, and longer than every sequence of a check."""
+    experts = {
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    window = {"use_sliding_window": True, "sliding_window": 64}
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(**COMMON, **experts, **window))
+
+
 def longrope() -> PreTrainedModel:
     """A rotary embedding that follows the longest sequence of the batch."""
     return llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
@@ -187,6 +201,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "mamba": (mamba, "recurrent"),
     "t5": (t5, "encoder-decoder"),
     "dynamic rope": (longrope, "rotary"),
+    "qwen2 moe with a window": (qwen2_moe_window, "sliding_window=64"),
 }
 
 

@@ -30,6 +30,7 @@ from dapo.policy.logprobs import (
 )
 from dapo.policy.packed_attention import (
     IMPLEMENTATION,
+    UNSUPPORTED_ARGUMENTS,
     PackedAttentionPlan,
     packed_attention,
     use_packed_attention,
@@ -381,6 +382,15 @@ def test_models_whose_logprobs_would_be_wrong_are_refused(name: str) -> None:
     make, _ = REFUSED[name]
     with pytest.raises(ConfigError, match="cannot be trained here"):
         use_packed_forward(randomised(make(), 0).eval())
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED_ARGUMENTS)
+def test_what_a_layer_asks_of_its_attention_is_computed_or_refused(name: str) -> None:
+    """Sparse layers choose keys only in sequences that are longer than those of the check."""
+    states = torch.zeros(1, 1, 2, 4)
+    asked: Any = {name: torch.zeros(1)}
+    with pytest.raises(ConfigError, match=f"packed attention has no {name}"):
+        packed_attention(torch.nn.Identity(), states, states, states, None, **asked)
 
 
 def attends_in_float64(

@@ -147,6 +147,20 @@ def test_an_export_needs_no_weights_of_the_initial_model_and_can_round(tmp_path:
         assert load_model(str(out), dtype=expected).stop_ids == tiny().stop_ids
 
 
+def test_an_export_has_what_the_files_hold_beside_weights_in_its_own_type(tmp_path: Path) -> None:
+    source = tiny()
+    bias = torch.tensor([0.5, -0.25])
+    source.model.register_buffer("router_bias", bias)
+    source.model.register_buffer("angles", bias, persistent=False)
+    out = tmp_path / "model"
+    export_model(source.named_tensors(), source, out, dtype=torch.bfloat16)
+    stored = load_file(out / "model.safetensors")
+    assert torch.equal(stored.pop("router_bias"), bias)
+    assert "angles" not in stored
+    assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_model(
     directory: Path,
 ) -> None:

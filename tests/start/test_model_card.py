@@ -218,6 +218,27 @@ def test_an_export_has_the_type_of_the_run_unless_another_is_named(
     assert devices == ["meta"] * 3, "the initial weights are not read"
 
 
+def test_what_files_hold_beside_weights_comes_from_the_initial_model(
+    sync_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A model without its files has zeros there, and no checkpoint holds them."""
+    import torch
+
+    from dapo.start.export import export_model_of
+    from dapo.start.read import read_model
+
+    def read(model: Any, train: Any, device: str) -> Any:
+        loaded = read_model(model, train, device)
+        bias = torch.zeros(2) if device == "meta" else torch.ones(2)
+        loaded.model.register_buffer("router_bias", bias)
+        return loaded
+
+    monkeypatch.setattr("dapo.start.read.read_model", read)
+    export_model_of(sync_run, tmp_path / "model", step=None, warn=pytest.fail)
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    assert torch.equal(stored["router_bias"], torch.ones(2))
+
+
 def code_in(folder: Path, language: str) -> str:
     match = re.search(rf"```{language}\n(.*?)\n```", (folder / "README.md").read_text(), re.DOTALL)
     assert match is not None

@@ -262,7 +262,7 @@ class Session(AbstractContextManager["Session"]):
     def export(self, path: str | Path) -> Path:
         """Write the current model as a new Hugging Face model directory; return its path."""
         weights = self._policy.weights(version=self.step)
-        export_model(weights.named_tensors(), self._loaded, path)
+        export_model(weights.named_tensors(), self._loaded, path, layout=weights.layout())
         return Path(path)
 
     def close(self) -> None:

@@ -37,11 +37,14 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     header: dict[str, Any] = {"numbers": list(samples)}
     buffers: list[Any] = []
     if "response_ids" in columns:
-        # members of a group share their prompt, which is sent once
-        prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
+        # an object that several samples share is sent once; in a group an agent's branches have
+        # prompts of their own
+        prompts = {id(sample.prompt_ids): sample.prompt_ids for sample in samples.values()}
+        place_of = {key: place for place, key in enumerate(prompts)}
         for name in SCALARS:
             header[name] = [getattr(sample, name) for sample in samples.values()]
-        header["prompts"] = list(prompts)
+        header["num_prompts"] = len(prompts)
+        header["prompt"] = [place_of[id(sample.prompt_ids)] for sample in samples.values()]
         header["sampled"] = [sample.sampled for sample in samples.values()]
         buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
@@ -64,7 +67,7 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
     """Decode samples with response ids; other missing columns are empty, `old_logprobs` is None."""
     header = json.loads(buffers.parts[0].tobytes())
     parts = iter(buffers.parts[1:])
-    prompts = {group: tuple(_view("q", next(parts))) for group in header["prompts"]}
+    prompts = [tuple(_view("q", next(parts))) for _ in range(header["num_prompts"])]
     columns = _columns(header, parts)
     samples = {}
     for i, number in enumerate(header["numbers"]):
@@ -76,7 +79,8 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
         sampled = header["sampled"][i]
         if sampled is not None:
             sampled = tuple(tuple(span) for span in sampled)
-        samples[number] = Sample(prompt_ids=prompts[values["group_id"]], sampled=sampled, **values)
+        prompt_ids = prompts[header["prompt"][i]]
+        samples[number] = Sample(prompt_ids=prompt_ids, sampled=sampled, **values)
     return samples
 
 

@@ -50,6 +50,15 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
     return tied
 
 
+def stored_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a model's files hold beside its weights, such as a router's bias.
+
+    No gradient reaches them. A model on the meta device has not read them.
+    """
+    weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in weights}
+
+
 def layout_of(
     weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> WeightLayout:
@@ -128,13 +137,15 @@ def write_shards_of_weights(
 ) -> torch.dtype | None:
     """Write `model.safetensors`, or files of at most `shard_bytes` with an index; return the type.
 
-    One larger weight is a file of its own. Raises OSError if writing fails.
+    The type is that of the first weight. One larger weight is a file of its own. Raises OSError if
+    writing fails.
     """
     dtype = None
     total = 0
     shards: list[list[str]] = []
     for shard in _shards(weights, shard_bytes):
-        dtype = next(iter(shard.values())).dtype
+        if dtype is None:
+            dtype = next(iter(shard.values())).dtype
         total += sum(tensor.nbytes for tensor in shard.values())
         write_tensors(shard, folder / f"{len(shards)}.safetensors")
         shards.append(list(shard))
@@ -228,9 +239,8 @@ def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> Sto
     )
     tied = tied_names(model)
     expected = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    has_buffers = bool(model.state_dict().keys() - expected.keys() - tied.keys())
     is_quantised = bool(getattr(model.config, "quantization_config", None))
-    if is_quantised or any(wide_modules) or has_buffers:
+    if is_quantised or any(wide_modules) or stored_buffers(model):
         return None
     shapes: dict[str, tuple[int, ...]] = {}
     files_by_name: dict[str, Path] = {}

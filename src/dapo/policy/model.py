@@ -35,6 +35,7 @@ from dapo.policy.hf_io import (
     find_stored_weights,
     layout_of,
     quiet_transformers,
+    stored_buffers,
     tied_names,
     write_model_directory,
 )
@@ -316,6 +317,7 @@ def export_model(
     source: LoadedModel,
     out_dir: str | Path,
     *,
+    layout: WeightLayout | None = None,
     files: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
@@ -325,9 +327,11 @@ def export_model(
 
     Args:
         tensors: the weights, from `WeightSource.named_tensors`.
-        source: has the configuration, the tokenizer and the generation settings; its weights are
-            not read, so that it may be on the meta device.
+        source: has the configuration, the tokenizer and the generation settings, and what is stored
+            beside weights; its weights are not read, so that a model without `stored_buffers` may
+            be on the meta device.
         out_dir: the directory, which is absent or empty.
+        layout: names the weights; None: the model of `source` does, in which adapters rename them.
         files: further files by name, with their text.
         dtype: the type of the written weights; None: their own.
 
@@ -337,8 +341,10 @@ def export_model(
     """
     out = Path(out_dir)
     require_new_folder(out)
-    names = dict(source.model.named_parameters()).keys()
-    tied = tied_names(source.model).keys()
+    if layout is None:
+        layout = source.layout()
+    names = layout.tensors.keys()
+    tied = layout.tied.keys()
 
     def read() -> Iterator[tuple[str, Tensor]]:
         missing = set(names | tied)
@@ -356,6 +362,7 @@ def export_model(
                 f"{len(differing)} weight names differ from {source.name}'s, the first is"
                 f" {differing[0]}"
             )
+        yield from stored_buffers(source.model).items()
 
     write_model_directory(read(), source.model, source.tokenizer, out, files=files)
 

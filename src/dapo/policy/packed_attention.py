@@ -52,8 +52,10 @@ UNSUPPORTED_FIELDS = {
     "attention_chunk_size": None,
 }
 """Configuration fields with unsupported effects, and the value that turns each off."""
-UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
-"""Unsupported arguments of a layer's attention call: soft cap, sinks, biases."""
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
+"""Unsupported arguments of a layer's attention call: soft cap, sinks, biases, chosen keys."""
+UNPASSED_WINDOWS = ("doge", "phimoe", "qwen2_moe")
+"""Types of models whose sliding window is in the mask alone: their attention call has no window."""
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
 """RoPE types whose angles depend on the longest sequence, and so on the rest of the stream."""
 
@@ -226,11 +228,15 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
         yield "it has no language-model head"
+    text = config.get_text_config()  # of a model of several kinds of input, else the same
     for name, off in UNSUPPORTED_FIELDS.items():
-        value = getattr(config, name, None)
+        value = getattr(text, name, None)
         if value is not None and value != off:
             yield f"packed log-probabilities would leave out its {name}={value}"
-    rope = getattr(config, "rope_parameters", None) or {}
+    window = getattr(text, "sliding_window", None)
+    if text.model_type in UNPASSED_WINDOWS and window:
+        yield f"packed log-probabilities would leave out its sliding_window={window}"
+    rope = getattr(text, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
         if isinstance(parameters, dict) and parameters.get("rope_type") in UNSUPPORTED_ROPE:
             yield (

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dapo
 from dapo.config import Config
@@ -15,6 +16,9 @@ from dapo.start.card.card import model_card
 from dapo.start.card.facts import CARD_FILE, base_of, read_card
 from dapo.start.card.use import evaluation_words
 from dapo.start.hub import find_repository, push_folder
+
+if TYPE_CHECKING:
+    from dapo.policy.model import LoadedModel
 
 
 def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
@@ -92,16 +96,12 @@ def export_model_of(
         raise ConfigError("private is about the repository of a push, and none is named")
     import torch
 
-    from dapo.policy.checkpoint import SavedWeights
     from dapo.policy.lora import export_adapter, saved_weights
     from dapo.policy.model import export_model
-    from dapo.start.read import read_model
     from dapo.start.resolve import resolve_auto
 
     config = resolve_auto(stored_config, training=False)
-    # only what an adapter changes is read: all other weights are in the checkpoint
-    is_merged = SavedWeights(checkpoint).lora is not None and not adapter
-    loaded = read_model(config.model, config.train, "cpu" if is_merged else "meta")
+    loaded = _initial_model(config, checkpoint, adapter=adapter)
     card = read_card(
         run,
         checkpoint,
@@ -128,3 +128,18 @@ def export_model_of(
         address = push_folder(out_dir, repository, message=message)
     evaluation = evaluation_words(card, model=str(out_dir))
     return Exported(config, card.step, address, adapter, evaluation)
+
+
+def _initial_model(config: Config, checkpoint: Path, *, adapter: bool) -> "LoadedModel":
+    """Load the initial model, with its weights only if the export contains any of its tensors."""
+    from dapo.policy.checkpoint import SavedWeights
+    from dapo.policy.hf_io import stored_buffers
+    from dapo.start.read import read_model
+
+    # only what an adapter changes is read: all other weights are in the checkpoint
+    is_merged = SavedWeights(checkpoint).lora is not None and not adapter
+    loaded = read_model(config.model, config.train, "cpu" if is_merged else "meta")
+    if is_merged or adapter or not stored_buffers(loaded.model):
+        return loaded
+    # a checkpoint has none of them: they are those of the initial model's files
+    return read_model(config.model, config.train, "cpu")

@@ -20,6 +20,8 @@ from dapo.libs.cpu_kernels.prepacked import COMPILED, DEFAULT_KERNELS, LAYERS, p
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+UNPASSED_WINDOWS = ("doge", "phimoe", "qwen2_moe")
+"""Types of models whose sliding window is in the mask alone: their attention call has no window."""
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
 PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
@@ -121,6 +123,9 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     unknown_types = sorted(layer_types - KNOWN_LAYERS)
     if unknown_types:
         yield f"it has layers of type {', '.join(unknown_types)}"
+    window = getattr(config, "sliding_window", None)
+    if config.model_type in UNPASSED_WINDOWS and window:
+        yield f"its attention does not say its sliding_window={window}"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     rope = getattr(config, "rope_parameters", None) or {}  # may differ between types of layers
