@@ -60,7 +60,8 @@ _CLAIM = re.compile(
     r" )?be|equals?|gives?|makes?|yields?|becomes?|gets?)\b(?: equal to\b)?",
     re.I,
 )
-_THAN_TAIL = re.compile(r"\s+than\b\D*$", re.IGNORECASE)
+_LAST_DIGIT = re.compile(r"\d\D*$")
+_THAN = re.compile(r"\sthan\b", re.IGNORECASE)
 _OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
 _LETTER = re.compile(r"[^\W\d_]")
 _UNIT = re.compile(r"[^\W\d_]|[%€£¥₹¢]")
@@ -75,8 +76,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # The number of a step of the working
 _STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
 # a number of a calculation, with a unit
-_TERM = r"[$(]*\d[\d.,]*\)?%?(?: [A-Za-z]{2,})?\)?"
-_WORKING = re.compile(rf"{_TERM}(?:\s*[-+*/×·÷^−–x]\s*{_TERM}){{1,9}}\s*=\s*")
+_TERM = r"[$(]{0,3}\d[\d.,]{0,30}\)?%?(?: [A-Za-z]{2,30})?\)?"
+_WORKING = re.compile(rf"(?<![\d.,]){_TERM}(?:\s*[-+*/×·÷^−–x]\s*{_TERM}){{1,9}}\s*=\s*")
 _FEW_WORDS = 3
 
 
@@ -151,7 +152,7 @@ def _claimed(
     if _DENIED.search(text):
         return None
     # the reader below judges the whole text, with what the number is compared to
-    value = _value(separator.split(_THAN_TAIL.sub("", text)))
+    value = _value(separator.split(_without_comparison(text)))
     is_money = text.count("$") % 2 == 1  # two are around mathematics
     if value is None or not (is_money or _UNIT.search(text)):
         return value
@@ -163,6 +164,13 @@ def _claimed(
         if reference.matches(" ".join(plain.split())):
             return value
     return None
+
+
+def _without_comparison(text: str) -> str:
+    """Return the text without the words from the first `than` behind its last digit on."""
+    last_digit = _LAST_DIGIT.search(text)
+    than = last_digit and _THAN.search(text, last_digit.start())
+    return text[: than.start()] if than else text
 
 
 def _forms(claims: str, text: str, question: str) -> Iterator[str]:
