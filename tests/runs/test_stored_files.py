@@ -36,8 +36,7 @@ def test_a_folder_with_nul_in_the_manifest_is_no_folder(
 def test_among_others_the_runs_of_damaged_stages_are_found(tmp_path: Path, content: str):
     runs = {tmp_path / "one", tmp_path / "staged/a", tmp_path / "staged/b"}
     for run in runs:
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text("")
+        RunDirectory.create(run, "", {})
     (tmp_path / "staged/stages.json").write_text(content)
     assert set(find_runs([tmp_path])) == runs
 
