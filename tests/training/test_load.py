@@ -20,6 +20,7 @@ from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeJudge, SlowJudge
 from helpers.scripted_runs import CountingPolicy, scripted_run
 from helpers.tiny_runs import metrics
 
+UPDATES_PER_STEP = 4
 LOAD = (
     "schedule=async",
     "rollout.clock=load",
@@ -161,15 +162,15 @@ def test_only_with_history_a_slow_verifier_holds_up_the_engine(
 def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
     tmp_path: Path, clock: str, eta: int, samples_on: bool
 ):
-    """The last update of step 2 lasts until the engine was polled 15 times behind the end of its
-    batch.
+    """The last update of step 2 lasts until the engine was polled 60 times for batch 3 and behind
+    it: batch 3 alone takes fewer.
     """
     runs: list[Run] = []
     later = [0]
     enough = threading.Event()
 
     def update(number: int) -> None:
-        if number == 4:
+        if number == 2 * UPDATES_PER_STEP:
             enough.wait(60 if samples_on else 2)  # a busy machine may take long to poll
 
     class LaterPolls(ScriptedEngine):
@@ -199,4 +200,5 @@ def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
         change=change,
     )
     assert enough.is_set() == samples_on
+    assert run.policy.updates == 6 * UPDATES_PER_STEP
     assert not run.sampling.kept.groups
