@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from dapo.core.errors import ConfigError
+from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS
 from dapo.libs.cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
@@ -54,10 +55,6 @@ UNSUPPORTED_FIELDS = {
 """Configuration fields with unsupported effects, and the value that turns each off."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "indices", "block_indices")
 """Unsupported arguments of a layer's attention call: soft cap, sinks, biases, chosen keys."""
-UNPASSED_WINDOWS = ("doge", "phimoe", "qwen2_moe")
-"""Types of models whose sliding window is in the mask alone: their attention call has no window."""
-UNSUPPORTED_ROPE = ("dynamic", "longrope")
-"""RoPE types whose angles depend on the longest sequence, and so on the rest of the stream."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
         yield f"packed log-probabilities would leave out its sliding_window={window}"
     rope = getattr(text, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
-        if isinstance(parameters, dict) and parameters.get("rope_type") in UNSUPPORTED_ROPE:
+        if isinstance(parameters, dict) and parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
             yield (
                 f"with rope_type={parameters['rope_type']} its positions depend on the longest"
                 " sequence of a batch"

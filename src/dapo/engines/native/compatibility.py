@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
+from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
 from dapo.engines.native.forward import Forward
@@ -19,9 +20,6 @@ from dapo.libs.cpu_kernels import is_compiled
 from dapo.libs.cpu_kernels.prepacked import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-UNPASSED_WINDOWS = ("doge", "phimoe", "qwen2_moe")
-"""Types of models whose sliding window is in the mask alone: their attention call has no window."""
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
 PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
