@@ -228,6 +228,20 @@ def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_rea
     assert expected is None or expected in out
 
 
+def test_a_model_that_has_trained_may_mark_its_answers_without_being_asked_to(
+    capsys: pytest.CaptureFixture[str], folder: Path
+):
+    options = ["data.train=trl.jsonl", "reward.verifier=gsm8k", "data.instruction=Add."]
+    assert run(capsys, "train", TINY, *ONE_STEP, "--run-dir", "trained")[0] == 0
+    assert run(capsys, "export", "trained", "exported")[0] == 0
+    warned = {}
+    for model in ("tiny-random", "trained", "exported"):
+        code, out, _ = run(capsys, "check", TINY, *ONE_STEP, *options, f"model={model}")
+        assert code == 0
+        warned[model] = "prompts request" in " ".join(out.split())
+    assert warned == {"tiny-random": True, "trained": False, "exported": False}
+
+
 def test_a_run_continues_in_another_folder_with_its_own_data_and_with_trust_its_modules(
     capsys: pytest.CaptureFixture[str],
     folder: Path,

@@ -50,6 +50,7 @@ from dapo.runs.stored_config import CODE_FOLDER
 from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.rollout_metrics import mean_of_updates
 from dapo.start.build import build_engine, build_sampling, open_policy
+from dapo.start.card.facts import has_trained
 from dapo.start.check import UserCode, load_functions, open_environment
 from dapo.start.generate import SamplingOptions, answers_of
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
@@ -362,7 +363,13 @@ class Session(AbstractContextManager["Session"]):
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config.data, config.reward, code.needed_columns, "train")
+                rows, notes = load_rows(
+                    config.data,
+                    config.reward,
+                    code.needed_columns,
+                    "train",
+                    has_trained=has_trained(config.model.name),
+                )
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)

@@ -26,6 +26,7 @@ from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
+from dapo.start.card.facts import has_trained
 from dapo.start.rows import RunData, distinct, load_rows
 from dapo.types import Group, Problem
 
@@ -60,7 +61,7 @@ class Checked:
     config: Config  # the verifier is not `auto`
     code: UserCode
     notes: Sequence[str] = ()
-    has_trained: bool = False  # the model is that of a run, or of an earlier stage
+    has_trained: bool = False  # the model is that of a run, exported or not, or of an earlier stage
 
 
 @contextmanager
@@ -104,8 +105,7 @@ def check(
         open_environment(config) as environment,
     ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
-        has_trained = is_later_stage or RunDirectory.is_run(config.model.name)
-        yield Checked(config, code, has_trained=has_trained)
+        yield Checked(config, code, has_trained=is_later_stage or has_trained(config.model.name))
 
 
 def read_data(checked: Checked, *, training: bool = True) -> RunData:

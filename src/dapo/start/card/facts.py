@@ -92,6 +92,20 @@ def read_card(
     return Card(run, checkpoint, config, name, uses_template, is_adapter, evaluations, evaluated)
 
 
+def is_exported(model: Path) -> bool:
+    """Return whether a model directory has the card of an export of dapo."""
+    card = model / CARD_FILE
+    return card.is_file() and TAG in (_front_matter_of(card).get("tags") or ())
+
+
+def has_trained(name: str) -> bool:
+    """Return whether a model, by the name that `model` takes, is that of a run or exported from one.
+
+    Such a model may have learned the form of its answers, which its prompts do not request.
+    """
+    return RunDirectory.is_run(name) or is_exported(Path(name).expanduser())
+
+
 def base_of(name: str) -> Base:
     """Find out which model a run began with: an alias, an id of the hub or a directory."""
     if name in MODEL_ALIASES:
@@ -109,11 +123,10 @@ def base_of(name: str) -> Base:
     if path.parent.name == RunDirectory(path).exported_folder.name:
         step = path.name.removeprefix("step_").lstrip("0") or "0"
         text = f"the model of the run {code(path.parents[1].name)} after step {step}"
-    own_card = _front_matter_of(path / CARD_FILE)
-    base = own_card.get("base_model")
+    base = _front_matter_of(path / CARD_FILE).get("base_model")
     ancestor_id = None
     # the card of anybody else's model names the base of that model, not the model itself
-    if TAG in (own_card.get("tags") or ()) and isinstance(base, str) and _HUB_ID.fullmatch(base):
+    if is_exported(path) and isinstance(base, str) and _HUB_ID.fullmatch(base):
         ancestor_id = base
         text += f" (trained from {code(base)} by dapo)"
     return Base(text, ancestor_id=ancestor_id)
