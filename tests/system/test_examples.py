@@ -18,7 +18,7 @@ from dapo.rewards.verifiers.code import CodeVerifier
 from examples import code_reward, graded_reward, gsm8k, guess_number, lora
 from helpers.paths import ROOT
 
-NOTEBOOKS = ("first_run", "own_data_and_reward", "own_environment", "own_loss")
+NOTEBOOKS = ("first_run", "gsm8k", "own_data_and_reward", "own_environment", "own_loss")
 TINY: dict[str, Any] = {
     "model": "tiny-random",
     "steps": 1,
