@@ -109,7 +109,7 @@ nightly: test-libraries test-repository test-ray test-tools
 soak: install
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
-# the first thing to run on a machine with GPUs: writes gpu-acceptance.md, within 15 minutes and without a network
+# the first thing to run on a machine with GPUs: writes gpu-acceptance.md, within 10 minutes and without a network
 #   VLLM_PYTHON=PATH names the interpreter of an environment with vLLM; ARGS="--device cpu": what a CPU can check
 gpu-acceptance: install
 	$(VENV)/bin/python -m benchmarks.gpu_acceptance $(ARGS)

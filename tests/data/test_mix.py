@@ -63,6 +63,7 @@ def test_the_verifier_is_that_of_all_parts_or_must_be_set():
         return build_config({"model": "tiny-random", "data": {"train": train}}, list(overrides))
 
     assert config(MIX).auto_verifier == ("exact", {"extract": "final"})
+    assert config(MIX, "environment.name=calculator").auto_verifier == ("environment", {})
     both = {"mix": {"a": "builtin:sums", "b": "gym:gcd"}}
     with pytest.raises(
         DataError, match=r"of different verifiers \(exact, gym\); set reward.verifier"

@@ -37,8 +37,8 @@ class EnvironmentConfig(Section):
     )
     tools: Annotated[tuple[str, ...], BeforeValidator(one_or_several)] = option(
         (),
-        "Functions, one or a list, as module:function, that the policy may call in every turn, with or without an"
-        " environment.",
+        "Functions, one or a list, as module:function, that the policy may call in every turn, alone"
+        " or beside the methods of an environment that has no step.",
         also=[{"type": "string"}, {"type": "null"}],
     )
     command: Annotated[tuple[str, ...], BeforeValidator(_words)] = option(

@@ -41,8 +41,8 @@ def _rank_or_options(value: object) -> object:
 class ModelConfig(Section):
     name: str = option(
         description=(
-            "The model: an alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a"
-            " directory."
+            "The model: an alias (smollm2-135m-instruct, tiny-random), a Hugging Face id, a"
+            " directory, or a run, for its newest checkpoint."
         )
     )
     dtype: DtypeName = option(

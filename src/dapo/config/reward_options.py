@@ -30,7 +30,8 @@ class RewardConfig(Section):
     verifier: str | dict[str, float] = option(
         "auto",
         "The verifier: a name (math, exact, ...), module:function, or a mapping of several to their"
-        " weights. auto: exact for builtin:, gym for gym:, math otherwise.",
+        " weights. auto: environment for episodes, exact for builtin:, gym for gym:, math"
+        " otherwise.",
     )
     options: dict[str, Any] = option(
         {},

@@ -47,7 +47,8 @@ class ServerSampler:
                 what the server's chat template gets besides (`tools`, `chat_template_kwargs`).
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
-            retries: The number of retries after a lost connection, a timeout, status 429 or 5xx.
+            retries: The number of retries after a lost connection, a timeout or a status of
+                RETRYABLE_STATUSES.
             backoff_s: The pause before the first retry; it doubles with each.
 
         Raises:
