@@ -26,7 +26,7 @@ def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
 
     Raises CheckpointError.
     """
-    run = RunDirectory.open(name)
+    run = RunDirectory.open(Path(name).expanduser())
     checkpoint = run.checkpoints.latest(warn=log)
     if checkpoint is None:
         raise CheckpointError(f"{option}={name} has no checkpoint yet")
