@@ -46,6 +46,17 @@ def test_a_stage_has_the_common_options_its_own_and_the_overrides():
     ]
 
 
+def test_adapters_or_a_number_format_of_a_stage_leave_it_the_model_of_the_one_before():
+    lora = {"model": {"lora": 8}}
+    raw = staged(a={}, b=lora, c={}, d={"model": {"name": "other/one", "lora": 4}})
+    stages = build_stages(raw, ["stages.c.model.dtype=float64"])
+    assert [stage.takes_model_from for stage in stages.values()] == [None, "a", "b", None]
+    assert stages["b"].config.model.lora is not None
+    assert stages["c"].config.model.dtype == "float64"
+    named = build_stages(staged(a={}, b=lora), ["stages.b.model=other/one"])
+    assert named["b"].takes_model_from is None
+
+
 @for_each_row(
     ("raw", "overrides", "words"),
     [

@@ -401,6 +401,11 @@ def test_an_empty_section_means_its_defaults():
     assert config(loss=None).loss == config().loss
 
 
+def test_an_empty_section_keeps_what_the_preset_sets():
+    assert config(preset="grpo", loss=None).loss == config(preset="grpo").loss
+    assert config("preset=grpo", loss=None, overlong=None) == config("preset=grpo")
+
+
 def test_a_literal_interpolation_survives_the_dump(tmp_path: Path):
     made = config(data={"train": "x", "instruction": "write \\${x}"})
     path = tmp_path / "dumped.yaml"

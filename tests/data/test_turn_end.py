@@ -142,6 +142,16 @@ def test_a_template_that_refuses_the_conversation_has_no_such_token():
     assert find_turn_end(tokenizer("fixed <|im_end|>")).token_id is None
 
 
+def test_a_template_that_takes_parts_or_needs_a_variable_has_its_turn_end():
+    text = "{{ raise_exception('no tone') if not tone }}" + CHATML
+    parts = CHATML.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}")
+    for template, variables in ((text, {"tone": "dry"}), (parts, {})):
+        config = DataConfig(train="builtin:sums", chat_template_kwargs=variables)
+        found = PromptEncoder(tokenizer(template), config).turn_end
+        assert found is not None
+        assert found.token_id == ids_of("<|im_end|>")[0]
+
+
 def test_no_template_in_use_has_no_turn_end():
     assert encoder(None).turn_end is None
     assert encoder(CHATML, chat_template="off").turn_end is None

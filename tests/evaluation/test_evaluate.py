@@ -506,6 +506,14 @@ def test_another_model_does_not_inherit_the_trust_that_a_run_has():
     )
 
 
+def test_the_texts_of_a_run_are_no_references_to_options():
+    instruction = "Write ${x}$"
+    options = {"model": "a", "data": {"train": "builtin:sums"}}
+    base = build_config(options, [f"data.instruction={instruction}"]).model_dump(mode="json")
+    config, _ = evaluation_config("tiny-random", "builtin:sums", EvalRequest("builtin:sums"), base)
+    assert config.data.instruction == instruction
+
+
 def test_without_data_a_run_is_evaluated_on_its_own_held_out_problems():
     base = {"data": {"train": "builtin:gcd", "eval": {"builtin": {"sums": {}}, "size": 8}}}
     assert evaluation_data(EvalRequest(None), base) == {"builtin": {"sums": {}}, "size": 8}

@@ -65,6 +65,19 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
     ]
 
 
+def test_the_folder_of_a_model_is_the_same_from_the_root_as_from_the_start_folder(tmp_path: Path):
+    atomic_write_json(
+        tmp_path / PROVENANCE_FILE, provenance(tiny("model=./models/own"), PROBLEMS, [])
+    )
+
+    def lines(model: str) -> list[str]:
+        return provenance_diff(tmp_path, provenance(tiny(f"model={model}"), PROBLEMS, []), step=4)
+
+    assert lines("/work/models/own") == []
+    (line,) = lines("/work/models/other")
+    assert line.startswith("warning: model.name was ./models/own up to step 4")
+
+
 def test_layers_that_are_compiled_no_longer_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,6 +32,28 @@ def test_a_folder_with_nul_in_the_manifest_is_no_folder(
     assert f"modules are imported also from {tmp_path}" in capsys.readouterr().out
 
 
+def test_relative_folders_of_model_and_teacher_are_those_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    started_in = tmp_path / "there"
+    for name in ("models/own", "models/teacher"):
+        (started_in / name).mkdir(parents=True)
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    run.config.write_text(
+        "model: models/own\n"
+        "data: {train: 'builtin:sums'}\n"
+        "loss: {kl_coef: 1.0, reference: {model: models/teacher}}\n"
+    )
+    run.manifest.write_text(json.dumps({"folder": str(started_in)}))
+    monkeypatch.chdir(tmp_path)
+    config = load_run_config(run)
+    assert config.model.name == str(started_in / "models/own")
+    assert config.loss.teacher == str(started_in / "models/teacher")
+    moving = load_run_config(run, ["loss.reference={every: 5}"])
+    assert (moving.loss.teacher, moving.loss.reference_steps) == (None, 5)
+
+
 @pytest.mark.parametrize("content", ["{", '{"stages": {"a": {"options": {"no": 1}}}}'])
 def test_among_others_the_runs_of_damaged_stages_are_found(tmp_path: Path, content: str):
     runs = {tmp_path / "one", tmp_path / "staged/a", tmp_path / "staged/b"}

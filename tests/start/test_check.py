@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.start.check import check, read_data
+from dapo.start.check import check, read_data, require_model
 from dapo.start.rows import load_rows
 from helpers.commands import run as command
 from helpers.tiny_runs import tiny
@@ -42,6 +42,12 @@ def test_a_model_that_has_trained_is_not_told_how_to_mark_answers(tmp_path: Path
             notes[is_later_stage] = " ".join(read_data(checked).notes)
     assert "reads an answer marked by" in notes[False]
     assert "reads an answer marked by" not in notes[True]
+
+
+def test_a_folder_with_an_adapter_alone_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds an adapter, expected a whole model"):
+        require_model(str(tmp_path))
 
 
 def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,11 @@
 """Answers as they grow: what is seen before the end never changes, and changes nothing."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from dapo.cli.answer_text import GrowingText
 from dapo.core.errors import ConfigError, DataError, EngineError
@@ -34,6 +36,18 @@ def test_a_growing_answer_is_a_beginning_of_the_answer_that_is_sampled_whole():
     # an iteration that ends early leaves nothing in the engine
     next(responses_to(sampler, problems, partial=True))
     assert len(list(responses_to(sampler, problems))) == 6
+    model.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_run_that_was_trained_on_a_gpu_answers_where_there_is_none():
+    choice = choose_model("tiny-random")
+    trained = choice.config.changed("train", device="cuda")
+    trained = trained.changed("rollout", engine="vllm", engines=2, clock="load")
+    model = OpenModel(replace(choice, config=trained))
+    assert (model.config.train.device, model.config.rollout.engine) == ("cpu", "native")
+    answer = answers_of(model.sampler(SamplingOptions(max_new_tokens=4)), "1 + 2 =")
+    assert isinstance(answer, str)
     model.close()
 
 

@@ -267,6 +267,13 @@ def test_the_evaluation_command_of_a_card_gives_the_accuracy_of_the_card(
     assert json.loads(out)["accuracy"] == evaluation(sync_run, 4)["accuracy"]
 
 
+def test_the_evaluation_command_of_a_card_has_the_texts_of_the_run_as_they_are(
+    sync_run: Path, tmp_path: Path
+):
+    run = with_options(sync_run, tmp_path / "run", "data.instruction=Write ${x}$")
+    assert "'data.instruction=Write ${x}$'" in card_of(run)
+
+
 def test_the_adapter_of_a_card_merged_by_its_lines_is_the_exported_model(
     lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

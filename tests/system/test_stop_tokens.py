@@ -2,6 +2,7 @@
 assistant's turn.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
+from dapo.start.export import export_model_of
 from dapo.start.read import Inputs
 from helpers.paths import TINY
 from helpers.tiny_models import model_with_template
@@ -83,6 +85,16 @@ def test_responses_stop_at_either_and_keep_the_sampled_token(with_turn_end: Path
     assert ends == {PAD, EOS}
     assert not any({PAD, EOS} & set(row["response_ids"][:-1]) for row in rows)
     assert not any("<pad>" in row["response"] or "<eos>" in row["response"] for row in rows)
+
+
+def test_an_export_names_the_turn_end_for_other_programs(with_turn_end: Path, tmp_path: Path):
+    options = ("train.num_steps=1", "data.eval=null", "dynamic_sampling.enabled=false")
+    run = tmp_path / "run"
+    start_run(config_of(with_turn_end, *options), run_dir=run, config_name="tiny")
+    export_model_of(run, tmp_path / "model", step=None, warn=pytest.fail)
+    settings = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert settings["eos_token_id"] == [EOS, PAD]
+    assert inputs_with(tmp_path / "model").notes == []
 
 
 def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(

@@ -22,6 +22,7 @@ from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
+from dapo.start.card.facts import has_trained
 from dapo.start.check import Checked, UserCode
 from dapo.start.run import with_exported_runs
 from helpers.forked_workers import WorkerForks
@@ -231,6 +232,19 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         with_exported_runs(alone_with_run)
+
+
+def test_a_run_below_the_home_folder_is_a_model_and_a_teacher(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "teacher"
+    shutil.copytree(whole, run)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = alone(Path("~/teacher"), "model=~/teacher")
+    checked = with_exported_runs(Checked(named, UserCode()))
+    exported = str(run / "exported" / "step_000004")
+    assert (checked.config.model.name, checked.config.loss.teacher) == (exported, exported)
+    assert has_trained("~/teacher")
 
 
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:

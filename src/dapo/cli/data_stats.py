@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo.cli.formatting import right, titled_table
 from dapo.config import DataSpec, build_config, parse_data_argument
-from dapo.config.load import resolve_auto_verifier
+from dapo.config.load import as_literal, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.core.text import shorten
@@ -236,7 +236,8 @@ def warn_of_unusable_rows(
     """
     raw: dict[str, Any] = {"model": "none"}
     if RunDirectory.is_run(spec):
-        run_options = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
+        run_config = load_run_config(RunDirectory.open(Path(spec)))
+        run_options = as_literal(run_config.model_dump(mode="json"))
         raw["data"] = {"train": run_options["data"]["train"]}
         raw["reward"] = run_options["reward"]
     else:

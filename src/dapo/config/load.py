@@ -163,9 +163,13 @@ def build_config(
     # the validation answers a name that is not text
     if isinstance(name, str):
         preset = PRESETS.get(name, {})
-    merged = _with_data(_merge(_merge(preset, file_options), override_options))
+    merged = _merge(_merge(preset, file_options), override_options)
+    for section in SECTIONS & preset.keys():
+        # an empty section means its defaults, which the preset sets
+        if merged[section] is None:
+            merged[section] = preset[section]
     try:
-        values = _resolved_values(merged)
+        values = _resolved_values(_with_data(merged))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
     try:

@@ -57,7 +57,9 @@ def build_stages(
         stage_where = f"{where}, stage {name}"
         merged = merge_options(common, options)
         config = build_config(merged, [*shared, *own[name]], where=stage_where)
-        has_own_model = "model" in merge_options(options, parse_overrides(own[name]))
+        own_model = merge_options(options, parse_overrides(own[name])).get("model")
+        # adapters or a number format alone are of the model that comes from the stage before
+        has_own_model = isinstance(own_model, Mapping) and "name" in own_model
         built[name] = Stage(config, None if has_own_model else previous)
         previous = name
     return built

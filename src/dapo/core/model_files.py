@@ -11,6 +11,7 @@ WEIGHT_FILES = ("*.safetensors",)
 PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 """Names of weights that only unpickling reads, which can run code."""
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float32", "float64"]
 
@@ -36,6 +37,11 @@ def require_model_files(name: str) -> str | Path:
         if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
             raise ConfigError(f"model {name!r}: there is no such directory")
         return name
+    if not (path / CONFIG_FILE).is_file() and (path / ADAPTER_FILE).is_file():
+        raise ConfigError(
+            f"model {name!r} holds an adapter, expected a whole model: merge it into its base model"
+            " by peft (merge_and_unload), or export its run without --adapter"
+        )
     if not (path / CONFIG_FILE).is_file():
         raise ConfigError(
             f"model {name!r} is not a Hugging Face model directory: it has no config.json"

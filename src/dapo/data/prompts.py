@@ -39,14 +39,19 @@ class TurnEnd:
     text_before: str = ""  # the template's text before that token, which is part of the response
 
 
-def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
-    """Find the end of an assistant's turn by rendering one with the tokenizer's chat template."""
-    from jinja2 import TemplateError
+def find_turn_end(
+    tokenizer: "PreTrainedTokenizerBase", template: ChatTemplate | None = None
+) -> TurnEnd:
+    """Find the end of an assistant's turn by rendering one with the chat template.
 
+    `template` is that of the tokenizer, with the variables that it may need; None: without any.
+    """
+    if template is None:
+        template = ChatTemplate(tokenizer, time=datetime.now(), variables={})
     messages = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
     try:
-        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except (TemplateError, TypeError, ValueError):
+        rendered = template.render(template.in_its_forms(messages), header=False)
+    except ValueError:
         rendered = ""
     text = ""
     if _ANSWER in rendered:
@@ -163,7 +168,7 @@ class PromptEncoder:
         """The end of an assistant's turn in the template; None without a template."""
         end_token = None
         if self.uses_template:
-            self.turn_end = find_turn_end(tokenizer)
+            self.turn_end = find_turn_end(tokenizer, self.template)
             end_token = self.turn_end.token_id
         self._text_end = TextEnd(tokenizer, end_token)
         self._tokenizer = tokenizer

@@ -247,6 +247,8 @@ FREE_OPTIONS = (
 """Options, and prefixes of options, that change no step."""
 _PATHS = re.compile(rf"data\.({'|'.join(DATA_SOURCES)})(\.mix\.[^.]+)?(\.path)?")
 """Options that locate the data; the problems themselves are compared instead."""
+_MODELS = ("model.name", "loss.reference.model")
+"""Options that may name a folder, which is found from where the run was started."""
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and prefixes of options, that only change how the same sums are split."""
 _END_OF_DECAY = "train.num_steps"
@@ -313,6 +315,9 @@ def provenance_diff(
             is_expected = kind == "options" and name in expected
             # paths say where data lies; its content has a fingerprint
             if old == new or is_expected or _PATHS.fullmatch(name):
+                continue
+            # a resume names a folder from the root
+            if name in _MODELS and str(new).endswith(f"/{Path(str(old))}"):
                 continue
             # a constant rate, then or now: optim.schedule differs
             if name == _END_OF_DECAY and (old is None or new is None):

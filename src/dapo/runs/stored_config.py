@@ -12,6 +12,7 @@ from typing import Any
 from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import FileSource, parse_spec, paths_in
 from dapo.config.load import override, override_values, read_options, without_repeats
+from dapo.config.model_options import MODEL_ALIASES
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.files import read_json
@@ -61,8 +62,15 @@ def load_run_config(
                 location = moved
         if location.is_file():
             there.append(override(key, str(location)))
-    if started_in is not None and (started_in / run_config.model.name).is_dir():
-        there.append(override("model.name", str(started_in / run_config.model.name)))
+    models = {
+        "model.name": run_config.model.name,
+        "loss.reference.model": run_config.loss.teacher,
+    }
+    for key, name in models.items():
+        if started_in is None or name is None or name in MODEL_ALIASES:
+            continue
+        if (started_in / name).is_dir():
+            there.append(override(key, str(started_in / name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     # the chat template reads the time of the run's first start
     time = template_time_of(run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
-from dapo.config.load import resolve_auto_verifier
+from dapo.config.load import as_literal, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.files import atomic_write_json, damage_of, read_json
 from dapo.core.journal import open_journal
@@ -145,7 +145,7 @@ def evaluation_config(
     raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
-        raw = {**json.loads(json.dumps(base)), "audit": {}}
+        raw = {**as_literal(json.loads(json.dumps(base))), "audit": {}}
         verifier = request.named_verifier
         if verifier is not None and verifier != raw["reward"]["verifier"]:
             limits = ("workers", "timeout_s", "memory_gib")
@@ -154,7 +154,7 @@ def evaluation_config(
         choice = choose_model(model)
         checkpoint = choice.checkpoint
         run_config = choice.config.model_dump(mode="json")
-        raw["model"] = run_config["model"]
+        raw["model"] = as_literal(run_config["model"])
         # those of its own evaluations
         raw["rollout"]["native"]["kernels"] = run_config["rollout"]["native"]["kernels"]
     elif base is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dapo
-from dapo.config import Config
+from dapo.config import Config, DataConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.model_files import DtypeName, require_new_folder
 from dapo.runs.checkpoints import step_of
@@ -26,7 +26,7 @@ def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
 
     Raises CheckpointError.
     """
-    run = RunDirectory.open(name)
+    run = RunDirectory.open(Path(name).expanduser())
     checkpoint = run.checkpoints.latest(warn=log)
     if checkpoint is None:
         raise CheckpointError(f"{option}={name} has no checkpoint yet")
@@ -121,6 +121,7 @@ def export_model_of(
         written = None
         if dtype is not None:
             written = getattr(torch, config.model.dtype if dtype == "auto" else dtype)
+        _name_turn_end(loaded, config.data)
         export_model(weights, loaded, out_dir, files=files, dtype=written)
     address = None
     if repository is not None:
@@ -128,6 +129,21 @@ def export_model_of(
         address = push_folder(out_dir, repository, message=message)
     evaluation = evaluation_words(card, model=str(out_dir))
     return Exported(config, card.step, address, adapter, evaluation)
+
+
+def _name_turn_end(loaded: "LoadedModel", data: DataConfig) -> None:
+    """Name the token after an assistant's turn in the generation settings, if it ended responses.
+
+    Programs that read only the model's files would sample beyond it, to their length limit.
+    """
+    from dapo.data.prompts import PromptEncoder
+
+    turn_end = PromptEncoder(loaded.tokenizer, data).turn_end
+    settings = loaded.model.generation_config
+    if turn_end is None or turn_end.token_id is None or settings is None:
+        return
+    if turn_end.token_id not in loaded.stop_ids:
+        settings.eos_token_id = [*loaded.stop_ids, turn_end.token_id]
 
 
 def _initial_model(config: Config, checkpoint: Path, *, adapter: bool) -> "LoadedModel":

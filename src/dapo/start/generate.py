@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.text import quoted
@@ -68,7 +70,7 @@ class OpenModel:
     def __init__(self, choice: ModelChoice) -> None:
         """Load the model with its tokenizer. Raises ConfigError if there is no such model."""
         self.choice = choice
-        config = resolve_sampling(choice.config)
+        config = resolve_sampling(_for_this_machine(choice.config))
         self._loaded, self.encoder = read_model_and_prompts(
             config, device_for_inputs(config, training=False)
         )
@@ -131,6 +133,20 @@ class OpenModel:
             )
             self._stack.push(stack.pop_all())
         return sampler
+
+
+def _for_this_machine(config: Config) -> Config:
+    """Return the options of a run that was trained on GPUs so that a machine without one answers.
+
+    A conversation takes no options that would say so.
+    """
+    if config.train.device != "cuda" or config.uses_ray or torch.cuda.is_available():
+        return config
+    engine = "native" if config.rollout.engine == "vllm" else config.rollout.engine
+    # as many processes and sequences as a CPU takes
+    native = config.rollout.native.model_copy(update={"slots": None})
+    config = config.changed("rollout", engine=engine, engines=0, native=native)
+    return config.changed("train", device="auto")
 
 
 def live_sampler(run: TrainingRun, options: SamplingOptions) -> EngineSampler:

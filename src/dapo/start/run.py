@@ -149,11 +149,11 @@ def with_exported_runs(checked: Checked) -> Checked:
     """
     config = checked.config
     notes = list(checked.notes)
-    if RunDirectory.is_run(config.model.name):
+    if RunDirectory.is_run(Path(config.model.name).expanduser()):
         exported = exported_run("model.name", config.model.name, notes.append)
         config = config.changed("model", name=exported)
     teacher = config.loss.teacher
-    if teacher is not None and RunDirectory.is_run(teacher):
+    if teacher is not None and RunDirectory.is_run(Path(teacher).expanduser()):
         exported = exported_run("loss.reference.model", teacher, notes.append)
         config = config.changed("loss", reference=ReferenceConfig(model=exported))
     return Checked(config, checked.code, notes, checked.has_trained)

@@ -103,7 +103,8 @@ def has_trained(name: str) -> bool:
 
     Such a model may have learned the form of its answers, which its prompts do not request.
     """
-    return RunDirectory.is_run(name) or is_exported(Path(name).expanduser())
+    path = Path(name).expanduser()
+    return RunDirectory.is_run(path) or is_exported(path)
 
 
 def base_of(name: str) -> Base:

@@ -9,7 +9,7 @@ import dapo
 from dapo.config import Config
 from dapo.config.data_spec import FileSource, parse_spec
 from dapo.config.environment import EnvironmentConfig
-from dapo.config.load import override
+from dapo.config.load import as_literal, override
 from dapo.config.option_fields import options_of, section_in
 from dapo.environments.adapters import GAMES, PACKAGES
 from dapo.start.card.facts import Base, Card, codes, parts_of, readable
@@ -143,7 +143,8 @@ def evaluation_words(card: Card, *, model: str, is_public: bool = False) -> list
         shown = value
         if is_public:
             shown = readable(value) if is_prompt else public(value)
-        words.append(override(name, list(shown) if isinstance(shown, tuple) else shown))
+        shown = list(shown) if isinstance(shown, tuple) else shown
+        words.append(override(name, as_literal(shown)))
     return words
 
 
