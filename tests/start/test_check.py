@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.start.check import check, read_data, require_model
 from dapo.start.rows import load_rows
@@ -42,6 +43,31 @@ def test_a_model_that_has_trained_is_not_told_how_to_mark_answers(tmp_path: Path
             notes[is_later_stage] = " ".join(read_data(checked).notes)
     assert "reads an answer marked by" in notes[False]
     assert "reads an answer marked by" not in notes[True]
+
+
+@pytest.mark.parametrize(
+    ("column", "verifier", "expected"),
+    [
+        ({"tests": ["assert add(1, 2) == 3"]}, "auto", "which math does not run"),
+        ({"test_list": ["assert add(1, 2) == 3"]}, "exact", "which exact does not run"),
+        ({"test": "def check(f):\n    assert f(1, 2) == 3"}, "math", "which math does not run"),
+        ({"tests": ["assert add(1, 2) == 3"]}, "code", None),
+        ({"tests": ["assert add(1, 2) == 3"]}, "dapo.rewards.examples:has_digit", None),
+        ({"test": False}, "math", None),
+    ],
+)
+def test_tests_that_no_verifier_runs_are_named(
+    tmp_path: Path, column: dict[str, object], verifier: str, expected: str | None
+) -> None:
+    row = {"prompt": "Write add(a, b).", "answer": "7", **column}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", f"reward.verifier={verifier}")
+    config = resolve_auto_verifier(config)
+    notes = " ".join(load_rows(config.data, config.reward, {}, "train")[1])
+    if expected is None:
+        assert "tests of a program" not in notes
+    else:
+        assert f"data.train: 1 of 1 rows have tests of a program, {expected};" in notes
 
 
 def test_a_folder_with_an_adapter_alone_is_named_as_one(tmp_path: Path) -> None:

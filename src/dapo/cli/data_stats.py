@@ -14,7 +14,7 @@ from dapo.core.text import shorten
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
-from dapo.rewards.data_check import unusable_rows
+from dapo.rewards.data_check import has_tests, unusable_rows
 from dapo.runs.console import SafeConsole, progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
@@ -23,9 +23,8 @@ from dapo.types import Problem
 BAR_WIDTH = 40
 PAPER_GROUP_SIZE = 16
 SHOWN_ROWS = 10  # sources, and visited problems
-CODE_FIELD = "tests"
 CODE_STARTS = ("assert ", "def check(", "def test_")
-"""Beginnings of answers that mark rows for the verifier `code`, as the column CODE_FIELD does."""
+"""Beginnings of answers that mark rows for the verifier `code`, as the column of tests does."""
 
 
 def group_size_of(run: Path | None) -> int:
@@ -242,10 +241,7 @@ def warn_of_unusable_rows(
         raw["reward"] = run_options["reward"]
     else:
         raw["data"] = {"train": parse_data_argument(spec)}
-        if any(
-            CODE_FIELD in problem.fields or problem.answer.startswith(CODE_STARTS)
-            for problem in data
-        ):
+        if any(has_tests(problem) or problem.answer.startswith(CODE_STARTS) for problem in data):
             raw["reward"] = {"verifier": "code"}
     reward_options = [option for option in overrides if option.startswith("reward.")]
     config = build_config(raw, reward_options, where="dapo data stats")

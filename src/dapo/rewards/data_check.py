@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.core.errors import RewardError
+from dapo.core.verifier_limits import TEST_COLUMNS
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.verifier import problem_check
 from dapo.types import Problem
@@ -36,6 +37,16 @@ class UnusableRows:
             f" rows ({'rows' if len(rows) > 1 else 'row'} {row_numbers}); row {rows[0]:,}:"
             f" {self.reasons[rows[0]]}"
         )
+
+
+def has_tests(problem: Problem) -> bool:
+    """Return whether a row has a column with the tests of a program.
+
+    A column `test` may hold anything; one with assertions is HumanEval's.
+    """
+    first, second, third = TEST_COLUMNS
+    fields = problem.fields
+    return first in fields or second in fields or "assert" in str(fields.get(third, ""))
 
 
 def unusable_rows(

@@ -13,7 +13,7 @@ from dapo.data.problems import load_problems, unique_problems
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
-from dapo.rewards.data_check import warnings_about_rows
+from dapo.rewards.data_check import has_tests, warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
 from dapo.types import Problem, Prompt, content_text
@@ -70,9 +70,26 @@ def load_rows(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
                 " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
             )
+    warnings += _unread_tests(rows, reward, where)
     if not has_trained:
         warnings += _unrequested_markers(data, rows, reward, where)
     return rows, warnings
+
+
+def _unread_tests(rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
+    """Warn of rows with tests where every verifier compares with the reference alone."""
+    names = list(reward.weights)
+    if not all(
+        name in VERIFIERS and VERIFIERS[name].reads_answer(reward.options[name]) for name in names
+    ):
+        return
+    num_tested = sum(map(has_tests, rows))
+    if num_tested:
+        yield (
+            f"{where}: {num_tested:,} of {len(rows):,} rows have tests of a program, which"
+            f" {' and '.join(names)} {'do' if len(names) > 1 else 'does'} not run;"
+            " reward.verifier=code runs them"
+        )
 
 
 def _unrequested_markers(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dapo.core.errors import RewardError
-from dapo.core.verifier_limits import CODE_TIME_S
+from dapo.core.verifier_limits import CODE_TIME_S, TEST_COLUMNS
 from dapo.libs.code_sandbox import (
     LocalSandbox,
     SandboxError,
@@ -22,7 +22,6 @@ from dapo.types import Problem, Verdict, content_text
 
 Isolation = Literal["require", "best_effort"]
 
-_COLUMNS = ("tests", "test_list", "test")  # the second as in MBPP, the third as in HumanEval
 _SETUP_COLUMNS = ("test_imports", "test_setup_code")
 _LANGUAGES = ("", "python", "py", "python3")
 
@@ -54,7 +53,7 @@ class CodeVerifier:
 
     def __init__(
         self,
-        field: str = _COLUMNS[0],
+        field: str = TEST_COLUMNS[0],
         time_s: float = CODE_TIME_S,
         memory_mib: int = 1024,
         isolation: Isolation = "require",
@@ -98,7 +97,7 @@ class CodeVerifier:
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
         """Return why this row's tests cannot judge any program; None if they can."""
-        field = options.get("field", _COLUMNS[0])
+        field = options.get("field", TEST_COLUMNS[0])
         if not isinstance(field, str):
             return None  # the constructor rejects it
         try:
@@ -135,7 +134,7 @@ def program_in(response: str) -> str:
 
 def _tests_of(problem: Problem, field: str) -> Tests:
     """Read the tests of a row from its column `field` or its reference. Raises UnusableTests."""
-    names = _COLUMNS if field == _COLUMNS[0] else (field,)
+    names = TEST_COLUMNS if field == TEST_COLUMNS[0] else (field,)
     columns = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
     tests = columns[0] if columns else problem.answer
     if tests in ("", [], {}):
