@@ -18,14 +18,15 @@ from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine
-from dapo.engines.native.forward import PromptPrefix, common_prefix
+from dapo.engines.native.forward import Forward, PromptPrefix, common_prefix
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.libs.cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
-from helpers.tiny_models import COMMON, SERVED, tiny_model
+from helpers.tiny_models import COMMON, SERVED, UNSHARED, tiny_model, unshared_model
 
 PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
 
@@ -450,6 +451,18 @@ def test_a_model_with_windows_keeps_each_prompt_in_its_rows(
         assert not patch_model(
             tiny_model(name, dtype=dtype), rows=4, kernels=kernels
         ).shares_prompts
+
+
+@pytest.mark.needs_kernels
+@pytest.mark.parametrize("name", UNSHARED)
+def test_a_model_that_changes_its_cached_states_keeps_each_prompt_in_its_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMON, "head_dim", 32)
+    monkeypatch.setitem(COMMON, "hidden_size", 192)
+    compiled = ModelKernels(fuses_weights=False, compiled=True)
+    assert Forward(tiny_model("llama"), compiled).shares_prompts
+    assert not Forward(unshared_model(name), compiled).shares_prompts
 
 
 @pytest.mark.needs_kernels

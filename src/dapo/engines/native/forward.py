@@ -20,6 +20,13 @@ from dapo.engines.request_checks import require_all_weights, require_shape
 from dapo.libs.cpu_kernels import Rows, can_attend
 from dapo.libs.cpu_kernels.prepacked import prepacked_weights
 
+UNSHARED_PROMPTS = ("diffllama", "hrm_text", "jetmoe")
+"""Types of models whose attention does not read the cache's states of its `layer_idx` as they are.
+
+DiffLlama divides the values, JetMoe repeats keys and values, and HrmText runs a layer several
+times. Compiled attention reads a shared prompt by its address, without what such a model does.
+"""
+
 
 @dataclass(frozen=True)
 class PromptPrefix:
@@ -207,6 +214,8 @@ class Forward:
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
     """Return True if compiled attention, without windows, can share prompts."""
     config = model.config
+    if config.model_type in UNSHARED_PROMPTS:
+        return False
     layers = getattr(config, "layer_types", None)
     if not layers:
         # without types of layers a window holds for all of them
