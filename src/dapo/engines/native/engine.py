@@ -581,14 +581,17 @@ class NativeEngine(EngineState):
     def _cache_token_bound(self, memory: CudaMemory) -> int:
         """Return the number of positions that fit in the free memory."""
         model = self._forward.model
+        hidden = model.config.hidden_size
+        # GPT-2, GPT-BigCode, OPT and DBRX have it under other names: four times `hidden` at most
+        intermediate = getattr(model.config, "intermediate_size", 4 * hidden)
         position_bytes = self._forward.position_bytes
         sampling_bytes = step_bytes(
             slots=self._scheduler.slots,
             vocabulary=self._forward.vocabulary,
             prefill_tokens=PREFILL_TOKENS,
             position_bytes=position_bytes,
-            hidden=model.config.hidden_size,
-            intermediate=model.config.intermediate_size,
+            hidden=hidden,
+            intermediate=intermediate,
             width=model.dtype.itemsize,
         )
         return cache_token_bound(
