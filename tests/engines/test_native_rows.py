@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.config.rollout_options import NativeConfig
-from dapo.engines.native.cache import BLOCK
+from dapo.engines.native.cache import BLOCK, PromptCache
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine
@@ -307,6 +307,27 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
             getattr(after.cache, computed), getattr(whole.cache, computed), strict=True
         ):
             assert torch.allclose(layer, expected, rtol=0, atol=1e-12)
+
+
+def test_the_padding_of_a_prefill_has_no_position_behind_the_longest_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = patch_model(tiny_model("llama"), rows=4)
+    compute = forward._hidden
+    positions = []
+
+    def recorded(ids: torch.Tensor, at: torch.Tensor, kept: PromptCache) -> torch.Tensor:
+        positions.append(at.tolist())
+        return compute(ids, at, kept)
+
+    with torch.inference_mode():
+        prefixes = [
+            PromptPrefix(prompt, forward.prefill([prompt]).cache)
+            for prompt in (tuple(range(12)), tuple(range(3)))
+        ]
+        monkeypatch.setattr(forward, "_hidden", recorded)
+        forward.prefill([tuple(range(14)), tuple(range(9))], prefixes)
+    assert positions == [[[12, 13, 13, 13, 13, 13], [3, 4, 5, 6, 7, 8]]]
 
 
 @pytest.mark.parametrize("slots", [1, 64])

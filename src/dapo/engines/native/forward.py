@@ -121,6 +121,8 @@ class Forward:
         first = upload(np.array(distinct_starts, dtype=np.int64), self.device)
         # [prompts, or 1 if all equal, width]
         positions = first[:, None] + torch.arange(width, device=self.device)
+        # padding may not go beyond all prompts: a table of positions ends with the model's context
+        positions.clamp_(max=max(map(len, prompts)) - 1)
         # [prompts, width, hidden]
         hidden = self._hidden(upload(ids, self.device), positions, cache)
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
