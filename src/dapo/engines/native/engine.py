@@ -287,8 +287,9 @@ class NativeEngine(EngineState):
             prompt = group[0].request.prompt_ids
             for seq in group:
                 prefix = self._continued.pop(seq.request.previous or "", None)
-                # a chat template may render earlier turns anew: then nothing can be reused
-                if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
+                # a chat template may render earlier turns anew: then nothing can be reused, and a
+                # prefill must compute one token to have logits
+                if prefix is not None and prompt[:-1][: len(prefix.token_ids)] == prefix.token_ids:
                     continued[prompt] = prefix
         return continued
 
