@@ -583,7 +583,7 @@ class NativeEngine(EngineState):
         """Return the number of positions that fit in the free memory."""
         model = self._forward.model
         hidden = model.config.hidden_size
-        # GPT-2, GPT-BigCode, OPT and DBRX have it under other names: four times `hidden` at most
+        # GPT-2, GPT-BigCode, OPT and DBRX name it otherwise: published ones have four times at most
         intermediate = getattr(model.config, "intermediate_size", 4 * hidden)
         position_bytes = self._forward.position_bytes
         sampling_bytes = step_bytes(
