@@ -314,7 +314,7 @@ def test_the_padding_of_a_prefill_has_no_position_behind_the_longest_prompt(
 ) -> None:
     forward = patch_model(tiny_model("llama"), rows=4)
     compute = forward._hidden
-    positions = []
+    positions: list[list[list[int]]] = []
 
     def recorded(ids: torch.Tensor, at: torch.Tensor, kept: PromptCache) -> torch.Tensor:
         positions.append(at.tolist())
