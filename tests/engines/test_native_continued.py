@@ -131,6 +131,21 @@ def test_new_weights_and_other_prompts_take_nothing_from_the_responses_before() 
     assert engine.stats.prefill_tokens - before == len(follows.prompt_ids)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_prompt_that_ends_where_the_stored_states_end_is_computed_anew(count: int) -> None:
+    engine = engine_of()
+    requests = [replace(r, stop_ids=(), max_new_tokens=4) for r in first_turns()[:count]]
+    done = answers(engine, requests)
+    (*others, last) = next_turns(requests, done, 1)
+    # what was sampled last is cut off, and nothing comes behind it
+    shorter = (*requests[-1].prompt_ids, *list(done[requests[-1].id].token_ids)[:-1])
+    follows = [*others, replace(last, prompt_ids=shorter)]
+    alone = answers(engine_of(), [replace(r, previous=None) for r in follows])
+    for label, generation in answers(engine, follows).items():
+        assert list(generation.token_ids) == list(alone[label].token_ids)
+        assert list(generation.logprobs) == pytest.approx(list(alone[label].logprobs), abs=1e-9)
+
+
 class _Weights:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

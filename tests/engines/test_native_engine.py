@@ -12,6 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
@@ -291,6 +292,16 @@ def test_memory_never_exceeds_what_is_free() -> None:
         NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=64)), requests
     )
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
+
+
+def test_memory_is_divided_for_a_model_that_names_no_intermediate_size() -> None:
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_embd=48, n_layer=2, n_head=6, bos_token_id=None, eos_token_id=None
+    )
+    assert not hasattr(config, "intermediate_size")
+    model = randomised(GPT2LMHeadModel(config), seed=0).eval()
+    engine = NativeEngine(model, NativeConfig(slots=4), memory=FakeMemory())
+    assert len(run(engine, group("g", 4))) == 4
 
 
 def admit(scheduler, rows):

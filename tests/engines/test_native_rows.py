@@ -14,18 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.config.rollout_options import NativeConfig
-from dapo.engines.native.cache import BLOCK
+from dapo.engines.native.cache import BLOCK, PromptCache
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine
-from dapo.engines.native.forward import PromptPrefix, common_prefix
+from dapo.engines.native.forward import Forward, PromptPrefix, common_prefix
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.libs.cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
-from helpers.tiny_models import COMMON, SERVED, tiny_model
+from helpers.tiny_models import COMMON, SERVED, UNSHARED, tiny_model, unshared_model
 
 PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
 
@@ -308,6 +309,27 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
             assert torch.allclose(layer, expected, rtol=0, atol=1e-12)
 
 
+def test_the_padding_of_a_prefill_has_no_position_behind_the_longest_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = patch_model(tiny_model("llama"), rows=4)
+    compute = forward._hidden
+    positions: list[list[list[int]]] = []
+
+    def recorded(ids: torch.Tensor, at: torch.Tensor, kept: PromptCache) -> torch.Tensor:
+        positions.append(at.tolist())
+        return compute(ids, at, kept)
+
+    with torch.inference_mode():
+        prefixes = [
+            PromptPrefix(prompt, forward.prefill([prompt]).cache)
+            for prompt in (tuple(range(12)), tuple(range(3)))
+        ]
+        monkeypatch.setattr(forward, "_hidden", recorded)
+        forward.prefill([tuple(range(14)), tuple(range(9))], prefixes)
+    assert positions == [[[12, 13, 13, 13, 13, 13], [3, 4, 5, 6, 7, 8]]]
+
+
 @pytest.mark.parametrize("slots", [1, 64])
 def test_the_common_beginning_of_prompts_is_computed_once_and_changes_no_token(slots: int) -> None:
     requests = with_system(*ENDS)
@@ -450,6 +472,18 @@ def test_a_model_with_windows_keeps_each_prompt_in_its_rows(
         assert not patch_model(
             tiny_model(name, dtype=dtype), rows=4, kernels=kernels
         ).shares_prompts
+
+
+@pytest.mark.needs_kernels
+@pytest.mark.parametrize("name", UNSHARED)
+def test_a_model_that_changes_its_cached_states_keeps_each_prompt_in_its_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMON, "head_dim", 32)
+    monkeypatch.setitem(COMMON, "hidden_size", 192)
+    compiled = ModelKernels(fuses_weights=False, compiled=True)
+    assert Forward(tiny_model("llama"), compiled).shares_prompts
+    assert not Forward(unshared_model(name), compiled).shares_prompts
 
 
 @pytest.mark.needs_kernels

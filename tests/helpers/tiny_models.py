@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     CohereConfig,
     CohereForCausalLM,
     Gemma2Config,
@@ -138,6 +140,26 @@ SERVED_BY_VLLM: dict[str, Callable[[], PreTrainedModel]] = {
         Qwen3Config(**(COMMON | WIDE | {"tie_word_embeddings": True}))
     ),
 }
+
+
+UNSHARED: dict[str, dict[str, Any]] = {
+    "diffllama": {},
+    "hrm_text": {"H_cycles": 1, "L_cycles": 2},
+    "jetmoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+"""Options of models that would not read a prompt outside of the rows as they should, by type."""
+
+
+def unshared_model(model_type: str) -> PreTrainedModel:
+    """One of `UNSHARED`, by its type, which not every version of transformers has."""
+    sizes = dict(COMMON)
+    if model_type == "jetmoe":
+        # it names the width of a head otherwise, and multiplies its heads by the experts
+        sizes["kv_channels"] = sizes.pop("head_dim")
+        del sizes["num_attention_heads"]
+    config = AutoConfig.for_model(model_type, **sizes, **UNSHARED[model_type])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.eval()
 
 
 def gemma2() -> PreTrainedModel:

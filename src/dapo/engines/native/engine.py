@@ -287,8 +287,9 @@ class NativeEngine(EngineState):
             prompt = group[0].request.prompt_ids
             for seq in group:
                 prefix = self._continued.pop(seq.request.previous or "", None)
-                # a chat template may render earlier turns anew: then nothing can be reused
-                if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
+                # a chat template may render earlier turns anew: then nothing can be reused, and a
+                # prefill must compute one token to have logits
+                if prefix is not None and prompt[:-1][: len(prefix.token_ids)] == prefix.token_ids:
                     continued[prompt] = prefix
         return continued
 
@@ -581,14 +582,17 @@ class NativeEngine(EngineState):
     def _cache_token_bound(self, memory: CudaMemory) -> int:
         """Return the number of positions that fit in the free memory."""
         model = self._forward.model
+        hidden = model.config.hidden_size
+        # GPT-2, GPT-BigCode, OPT and DBRX name it otherwise: published ones have four times at most
+        intermediate = getattr(model.config, "intermediate_size", 4 * hidden)
         position_bytes = self._forward.position_bytes
         sampling_bytes = step_bytes(
             slots=self._scheduler.slots,
             vocabulary=self._forward.vocabulary,
             prefill_tokens=PREFILL_TOKENS,
             position_bytes=position_bytes,
-            hidden=model.config.hidden_size,
-            intermediate=model.config.intermediate_size,
+            hidden=hidden,
+            intermediate=intermediate,
             width=model.dtype.itemsize,
         )
         return cache_token_bound(

@@ -20,6 +20,13 @@ from dapo.engines.request_checks import require_all_weights, require_shape
 from dapo.libs.cpu_kernels import Rows, can_attend
 from dapo.libs.cpu_kernels.prepacked import prepacked_weights
 
+UNSHARED_PROMPTS = ("diffllama", "hrm_text", "jetmoe")
+"""Types of models whose attention does not read the cache's states of its `layer_idx` as they are.
+
+DiffLlama divides the values, JetMoe repeats keys and values, and HrmText runs a layer several
+times. Compiled attention reads a shared prompt by its address, without what such a model does.
+"""
+
 
 @dataclass(frozen=True)
 class PromptPrefix:
@@ -114,6 +121,8 @@ class Forward:
         first = upload(np.array(distinct_starts, dtype=np.int64), self.device)
         # [prompts, or 1 if all equal, width]
         positions = first[:, None] + torch.arange(width, device=self.device)
+        # padding may not go beyond all prompts: a table of positions ends with the model's context
+        positions.clamp_(max=max(map(len, prompts)) - 1)
         # [prompts, width, hidden]
         hidden = self._hidden(upload(ids, self.device), positions, cache)
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
@@ -207,6 +216,8 @@ class Forward:
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
     """Return True if compiled attention, without windows, can share prompts."""
     config = model.config
+    if config.model_type in UNSHARED_PROMPTS:
+        return False
     layers = getattr(config, "layer_types", None)
     if not layers:
         # without types of layers a window holds for all of them
