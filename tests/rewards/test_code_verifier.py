@@ -51,6 +51,11 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
         (f"{ADD}\nprint(1)", PAIRS, False),
         (f"{ADD}\nraise SystemExit(3)", PAIRS, False),
         (f"{ADD}\nraise SystemExit", PAIRS, True),
+        (f"{ADD}\nexit()", PAIRS, True),
+        (f"{ADD}\nquit(0)", PAIRS, True),
+        (f"{ADD}\nexit(1)", PAIRS, False),
+        (f"import os\nif not os.path.exists(os.path.dirname(__file__) + '/input.txt'):\n"
+         f"    {ADD.replace(chr(10), chr(10) + '    ')}", PAIRS, True),
         (f"if __name__ == '__main__':\n    {ADD.replace(chr(10), chr(10) + '    ')}", PAIRS, True),
         ("print(3)", PAIRS, False),
         ("I would add them.", PAIRS, False),

@@ -64,11 +64,20 @@ _PLAIN: tuple[type, ...] = (
 
 def load(role: str, sources: list[Any]) -> None:
     """Import the modules of the role from this folder, which a confined process cannot read."""
+    _define_exit()
     if role == "test_runner":
         import test_runner  # noqa: F401
 
         if sources[0]["collect"] or sources[0]["pytest"]:
             import pytest_subset  # noqa: F401
+
+
+def _define_exit() -> None:
+    """Define `exit` and `quit`, which scripts call; the module `site` would, but it is not run."""
+    import _sitebuiltins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "end of file"))
 
 
 def program(channel_fd: int, source: str) -> None:
@@ -77,6 +86,7 @@ def program(channel_fd: int, source: str) -> None:
         use_event_loop_without_sockets()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
+    main.__file__ = "solution.py"  # as a script has
     sys.argv = ["solution.py"]
     exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
 
