@@ -301,8 +301,10 @@ def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
     their plain base.
     """
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
-    if value is None or kind is bool or kind is str:
-        return str(value) if kind is str else value
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return str.__str__(value)  # the characters; str() gives the name of a member of an enum
     if kind is int:
         return int(value) if abs(value) < _SMALL else ["int", hex(value)]
     if kind is float:

@@ -131,6 +131,10 @@ class Counter:
         )
 
 
+class _ProgramModule(types.ModuleType):
+    """A module that tests import, with the public names of the program."""
+
+
 class Runner:
     """Runs the tests of one message. The first failure ends the run with an exception."""
 
@@ -292,6 +296,8 @@ def is_fault_of_tests(
     """Return True if no program could have avoided the exception; `steerable` as in `run`."""
     if _is_raised(error, connection) or isinstance(error, remote.NotPlain):
         return False
+    if _is_lack_of_name(error):
+        return False
     unused = not connection.values and not connection.raised
     if isinstance(error, AssertionError):
         return unused
@@ -300,6 +306,16 @@ def is_fault_of_tests(
     if _is_data_error(error):
         return unused or "evaluation" not in steerable
     return unused or ("setup" not in steerable and bool(_functions_of(error) & _SETUP))
+
+
+def _is_lack_of_name(error: BaseException) -> bool:
+    """Return True if the tests use a name of the program's module that the program lacks.
+
+    Private names are never in the module, whatever the program is.
+    """
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, _ProgramModule):
+        return False
+    return not error.name.startswith("_")
 
 
 def _is_data_error(error: BaseException) -> bool:
@@ -328,7 +344,7 @@ def finished(result: Any) -> Any:
 def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
     """Provide the modules that the tests may import; `public` are the names of the program."""
     for name in message["program_modules"]:
-        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name] = _ProgramModule(name)
         vars(sys.modules[name]).update(public)
     if message["asynchronous"]:
         rpc.use_event_loop_without_sockets(remote.RemoteObject)
