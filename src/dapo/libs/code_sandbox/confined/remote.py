@@ -339,8 +339,26 @@ class RemoteObject:
     def __hash__(self) -> int:
         return int(_forwarded("__hash__")(self))
 
+    def __contains__(self, item: object) -> bool:
+        # another object would be told what is expected of it
+        if self._connection.makes(self):
+            try:
+                contains = self._connection.call("__contains__", self._handle)
+            except AttributeError:
+                pass  # as in Python, its items decide
+            else:
+                return bool(contains(item))
+        return any(value is item or value == item for value in self)
 
-for _name in ("str", "repr", "getitem", "setitem", "delitem", "neg", "abs"):
+
+def _not_ordered(self: RemoteObject, value: object) -> Any:
+    reason = "they order objects of the program, which only the program could do"
+    raise self._connection.reject(reason, self._connection.makes(self, value))
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(RemoteObject, f"__{_name}__", _not_ordered)
+for _name in ("str", "repr", "format", "getitem", "setitem", "delitem", "neg", "abs", "int", "float"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
