@@ -14,6 +14,7 @@ from rpc import (  # from this script's own folder
     IS_INSTANCE,
     NEXT,
     SET,
+    VALUE,
     decode,
     encode,
     open_channel,
@@ -22,7 +23,7 @@ from rpc import (  # from this script's own folder
 
 TYPE_CHECKING = False  # as in typing, whose import every response would wait for
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 _MAX_LINE = 1 << 24
@@ -67,16 +68,22 @@ class Connection:
         # handles of what the tests themselves name: functions, classes, methods
         self._callables: set[int] = set()
         self._instances: set[int] = set()  # handles of the objects that the tests make
+        self._large: dict[str, int] = {}  # handles of the values that were not sent with the names
 
     def public_names(self, classes: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the public names of the submission with their values; the tests use `classes` as
-        classes.
+        """Return the public names of the submission with their values, but those of `large_values`;
+        the tests use `classes` as classes.
         """
         names: dict[str, Any] = {}
         with _Answer(self):
             for name, value in self._next():
-                if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
-                    names[name] = decode(value, self._kept)
+                if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+                    continue
+                match value:
+                    case ["large", int() as handle]:
+                        self._large[name] = handle
+                    case _:
+                        names[name] = decode(value, self._kept)
         handles = {
             name: handle_of(value)
             for name, value in names.items()
@@ -85,6 +92,11 @@ class Connection:
         self._callables = set(handles.values())
         self._classes_of_tests = {handle for name, handle in handles.items() if name in classes}
         return names
+
+    def large_values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of these names that `public_names` has left out."""
+        wanted = sorted(self._large.keys() & set(names))
+        return {name: self.call(VALUE, self._large[name]) for name in wanted}
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
         """Perform an action on an object of the submission and return its value, or raise its
@@ -128,7 +140,7 @@ class Connection:
             self.raised.append(error)
             raise error
         # such as: assert f; f.__name__
-        asks_for_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")
+        asks_for_name = action in (BOOL, IS_INSTANCE, VALUE) or action.startswith("__")
         self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (
             asks_for_name or isinstance(value, RemoteObject)
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SMALL = 1 << 62
 _MAX_PRINTED = 1 << 20
+_MAX_PARTS = 1 << 14  # of a value that is sent with the names; a table of primes may have millions
 # Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
 # has it
 _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
@@ -46,6 +47,7 @@ SET = "="
 NEXT = ">"
 AWAIT = "~"
 BOOL = "?"
+VALUE = "!"  # the value of a name, which was too large to be sent with the names
 IS_INSTANCE = "is a"  # any other action is the name of an attribute
 _PLAIN: tuple[type, ...] = (
     bool,
@@ -138,7 +140,7 @@ class Submission:
             for n, v in vars(module).items()
             if not n.startswith("_") and not isinstance(v, is_module)
         }
-        send(self._channel, [[name, encode(value, self._keep)] for name, value in names.items()])
+        send(self._channel, [[name, self._announced(value)] for name, value in names.items()])
         output = _Output()
         sys.stdout = io.TextIOWrapper(
             output, "utf-8", errors="backslashreplace", write_through=True
@@ -152,6 +154,10 @@ class Submission:
             except Exception as error:
                 answer = ["raised", self._chain(type(error)), *self._description(error)]
             send(self._channel, [output.take(), *answer])
+
+    def _announced(self, value: Any) -> Any:
+        """Encode the value of a name; a large one, which few tests use, is kept until asked for."""
+        return encode(value, self._keep) if _is_small(value) else ["large", self._keep(value)[1]]
 
     def _answer(
         self, action: str, thing: Any, positional: list[Any], keywords: dict[str, Any]
@@ -168,6 +174,8 @@ class Submission:
                 result = self._finish(thing)
             elif action == BOOL:
                 result = bool(thing)
+            elif action == VALUE:
+                result = thing
             elif action == IS_INSTANCE:
                 result = isinstance(positional[0], thing)
             else:
@@ -294,6 +302,24 @@ def send(channel: BinaryIO, message: Any) -> None:
     """Write a message on one line."""
     channel.write(json.dumps(message).encode() + b"\n")
     channel.flush()
+
+
+def _is_small(value: Any) -> bool:
+    """Return True unless a value has more than `_MAX_PARTS` parts, or itself among them."""
+    num_parts = 0
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str | bytes | list | tuple | set | frozenset | dict):
+            num_parts += 1 + len(part)
+            if num_parts > _MAX_PARTS:
+                return False
+        if isinstance(part, list | tuple | set | frozenset):
+            left.extend(part)
+        elif isinstance(part, dict):
+            left.extend(part.keys())
+            left.extend(part.values())
+    return True
 
 
 def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:

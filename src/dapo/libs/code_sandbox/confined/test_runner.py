@@ -134,6 +134,19 @@ class Counter:
 class _ProgramModule(types.ModuleType):
     """A module that tests import, with the public names of the program."""
 
+    def __init__(
+        self, name: str, public: Mapping[str, Any], connection: remote.Connection
+    ) -> None:
+        super().__init__(name)
+        self.__dict__.update(public, __connection__=connection)
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__connection__.large_values([name])
+        if name in values:
+            return values[name]
+        message = f"module {self.__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=self)
+
 
 class Runner:
     """Runs the tests of one message. The first failure ends the run with an exception."""
@@ -235,6 +248,7 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
     try:
         public = connection.public_names(frozenset(message["classes"]))
         names = message["names"]
+        public.update(connection.large_values(names))
         if not public.keys() >= set(names):
             return "failed"
         remotes = {name for name in public if isinstance(public[name], remote.RemoteObject)}
@@ -244,7 +258,7 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
         connection.values += sum(name not in remotes for name in names)
         for name in message["standard_modules"]:
             runner.names[name] = importlib.import_module(name)
-        prepare(message, public)
+        prepare(message, public, connection)
         argument = message["check"]
         if argument == "":
             argument = _main_function(public, message["mentioned"])
@@ -341,11 +355,12 @@ def finished(result: Any) -> Any:
     return result
 
 
-def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
+def prepare(
+    message: Mapping[str, Any], public: Mapping[str, Any], connection: remote.Connection
+) -> None:
     """Provide the modules that the tests may import; `public` are the names of the program."""
     for name in message["program_modules"]:
-        sys.modules[name] = _ProgramModule(name)
-        vars(sys.modules[name]).update(public)
+        sys.modules[name] = _ProgramModule(name, public, connection)
     if message["asynchronous"]:
         rpc.use_event_loop_without_sockets(remote.RemoteObject)
         import asyncio
