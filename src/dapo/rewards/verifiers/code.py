@@ -39,8 +39,8 @@ class CodeVerifier:
     values or as JSON text:
 
     - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program
-      reads standard input and must print the output; white space at the ends of lines and of the
-      whole is ignored;
+      reads standard input and must print the output; white space at the ends of lines, and blank
+      lines before and after the whole, are ignored;
     - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest,
       cases of unittest, or `def check(candidate)`, which is called with the column `entry_point`.
 
