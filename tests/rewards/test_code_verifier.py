@@ -90,6 +90,11 @@ def test_a_program_must_print_what_each_pair_says(verifier, source, tests, expec
         ("import collections as c\ndef f(x):\n    return c.Counter(x)", ["assert f('aab') == {'a': 2, 'b': 1}"], True),
         ("def root(x):\n    return x ** 0.5", ["assert math.isclose(root(2), 1.41421356, rel_tol=1e-6)"], True),
         ("def f(x):\n    x.append(1)\n    return x", ["given = []\nassert f(given) == [1] and given == []"], True),
+        ("import io, sys\ndef f():\n    sys.stdout = io.StringIO()\n    print(1)\n"
+         "    text = sys.stdout.getvalue()\n    sys.stdout = sys.__stdout__\n    return text",
+         ["assert f() == '1\\n'", "assert f() == '1\\n'"], True),
+        ("import sys\ndef f():\n    sys.stdout.close()\n    return 1", ["assert f() == 1"], True),
+        ("def f():\n    print('x' * 2**25)\n    return 1", ["assert f() == 1"], True),
         ("def f(:", ["assert f() == 1"], False),
     ],
 )  # fmt: skip

@@ -145,6 +145,8 @@ class Submission:
         sys.stdout = io.TextIOWrapper(
             output, "utf-8", errors="backslashreplace", write_through=True
         )
+        # programs that have replaced the one return to the other
+        vars(sys)["__stdout__"] = sys.stdout
         for line in self._lines:
             action, target, args, kwargs = json.loads(line)
             try:
@@ -235,10 +237,13 @@ class _Output(io.BytesIO):
     """
 
     def write(self, data: Any) -> int:
-        """Append the bytes unless the limit is reached."""
-        if self.getbuffer().nbytes < _MAX_PRINTED:
-            super().write(data)
+        """Append the bytes up to the limit."""
+        free = _MAX_PRINTED - self.getbuffer().nbytes
+        super().write(data[:free])
         return len(data)
+
+    def close(self) -> None:
+        """Stay open: a program may close or replace `sys.stdout`, and the answers go on."""
 
     def take(self) -> str:
         """Return the text since the last call."""
