@@ -46,8 +46,8 @@ _READ_DIRECTORY = 1 << 3
 _INSTALLED_PACKAGES = ("site-packages", "dist-packages")
 _MAX_FILES = 32
 _STACK_BYTES = 1 << 27
-"""Enough for a cached function that calls itself 100,000 times in Python 3.11, as judges of contests
-allow. Linux keeps so many addresses free below every stack, whatever its limit was at the start.
+"""Enough for a cached function that calls itself 100,000 times in Python 3.11, as judges of
+contests allow. Linux keeps so many addresses free below every stack, whatever its first limit was.
 """
 
 

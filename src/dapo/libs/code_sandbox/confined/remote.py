@@ -370,7 +370,9 @@ def _not_ordered(self: RemoteObject, value: object) -> Any:
 
 for _name in ("lt", "le", "gt", "ge"):
     setattr(RemoteObject, f"__{_name}__", _not_ordered)
-for _name in ("str", "repr", "format", "getitem", "setitem", "delitem", "neg", "abs", "int", "float"):
+for _name in ("str", "repr", "format", "int", "float", "neg", "abs"):
+    setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
+for _name in ("getitem", "setitem", "delitem"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
