@@ -147,6 +147,11 @@ def test_no_cheat_passes(index, case):
             "the tests cannot run: they compare two objects of the program",
         ),
         (
+            "assert sorted([V(2), V(1)])[0] is not None",
+            {},
+            "the tests cannot run: they order objects of the program",
+        ),
+        (
             {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]},
             {},
             "its tests call a function by fn_name",

@@ -508,6 +508,22 @@ print(sum(map(int, sys.stdin.read().split())), max(range(10**6)), len(bytearray(
     assert (done.exit_code, done.output.split()[:3]) == (0, [b"6", b"999999", b"100000000"])
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="newer versions of Python bound the calls from C by number"
+)
+def test_a_cached_function_may_call_itself_as_deeply_as_in_a_contest():
+    source = """
+import functools, sys
+sys.setrecursionlimit(10**6)
+@functools.cache
+def count(n):
+    return n and 1 + count(n - 1)
+print(count(100_000))
+"""
+    done = run(source)
+    assert (done.exit_code, done.output) == (0, b"100000\n")
+
+
 def test_what_needs_more_than_computing_raises_an_exception_and_does_not_hang():
     source = """
 import concurrent.futures, multiprocessing, os, socket, subprocess, tempfile, threading, warnings

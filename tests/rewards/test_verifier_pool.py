@@ -16,6 +16,7 @@ from dapo.core.errors import RewardError
 from dapo.core.loading import import_locations
 from dapo.processes.frames import encode
 from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram, readable
+from dapo.processes.spawn import exit_reason
 from dapo.rewards import InlineJudge
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.pool import _rows_of
@@ -172,6 +173,10 @@ def test_a_death_costs_one_verdict_and_says_how(scripted_pool, response, reason)
     assert (first, last) == (Verdict(None, 1.0), Verdict(None, 2.0))
     assert reason in offender.error
     assert offender.error.startswith(f"{F}acts")
+
+
+def test_a_real_time_signal_which_has_no_name_is_said_by_its_number():
+    assert exit_reason(-40, by_signal="was killed by") == "was killed by signal 40"
 
 
 @needs_proc

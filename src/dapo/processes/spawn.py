@@ -43,4 +43,8 @@ def exit_reason(code: int, *, by_signal: str) -> str:
     """Return `exited with code 3`, or `by_signal` and the name of the signal, by Popen's code."""
     if code >= 0:
         return f"exited with code {code}"
-    return f"{by_signal} {signal.Signals(-code).name}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # one of the real-time signals, which have no names
+        name = f"signal {-code}"
+    return f"{by_signal} {name}"

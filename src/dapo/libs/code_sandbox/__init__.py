@@ -27,8 +27,8 @@ Example:
   not even their names; no network, no abstract sockets; other processes are invisible.
 - Another user: a process of root becomes user 65534, if that user can read Python's library, and
   keeps no capability.
-- Limits (any Unix): CPU time, open files, processes and threads (not for root), no bytes to any
-  file, no core dumps. Memory where the system enforces RLIMIT_AS.
+- Limits (any Unix): CPU time, the stack, open files, processes and threads (not for root), no bytes
+  to any file, no core dumps. Memory where the system enforces RLIMIT_AS.
 - Tests run in a different process than the program, and only plain values pass between the two
   (`confined`).
 

@@ -179,7 +179,11 @@ def _text(value: Any) -> str:
 
 
 def _lines(output: str) -> list[str]:
-    return [line.rstrip() for line in output.rstrip().splitlines()]
+    """Return lines without white space at their ends, and none that is blank at either end."""
+    lines = [line.rstrip() for line in output.rstrip().splitlines()]
+    # outputs of contests that were copied from a page often begin with a line break
+    first = next((index for index, line in enumerate(lines) if line), 0)
+    return lines[first:]
 
 
 @lru_cache(256)

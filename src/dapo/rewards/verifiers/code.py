@@ -1,6 +1,7 @@
 """`code`: a Python program or function that must pass the row's unit tests, run in a sandbox."""
 
 import math
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,18 +24,22 @@ from dapo.types import Problem, Verdict, content_text
 Isolation = Literal["require", "best_effort"]
 
 _SETUP_COLUMNS = ("test_imports", "test_setup_code")
-_LANGUAGES = ("", "python", "py", "python3")
+_PYTHON = ("python", "py", "python3")
+_NO_LANGUAGE = ("",)
 
 
 class CodeVerifier:
-    """Right if the response's last Python fence (without a fence: all of it) passes every test.
+    """Right if the response's last Python fence passes every test.
+
+    Without a fence of Python, the last fence of no language counts; without any fence, all of the
+    response.
 
     The tests stand in the row's column `tests` (option `field`), or else in the reference, as
     values or as JSON text:
 
     - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program
-      reads standard input and must print the output; white space at the ends of lines and of the
-      whole is ignored;
+      reads standard input and must print the output; white space at the ends of lines, and blank
+      lines before and after the whole, are ignored;
     - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest,
       cases of unittest, or `def check(candidate)`, which is called with the column `entry_point`.
 
@@ -123,13 +128,23 @@ class CodeVerifier:
 
 
 def program_in(response: str) -> str:
-    """Return the last fence of Python or of no language; the whole response without a fence."""
+    """Return the last fence of Python, else the last of no language; without a fence, all of it."""
     text = final_part(response)
     blocks = fences(text)
-    programs = [content for language, content in blocks if language in _LANGUAGES]
-    if programs:
-        return programs[-1]
-    return "" if blocks else text
+    if not blocks:
+        return text
+    # a fence of no language behind a program shows what the program prints
+    for languages in (_PYTHON, _NO_LANGUAGE):
+        programs = [content for language, content in blocks if language in languages]
+        if programs:
+            return _at_left_margin(programs[-1])
+    return ""
+
+
+def _at_left_margin(program: str) -> str:
+    """Return a program without the indent of all its lines, which a fence in a list has."""
+    # only where the program could not run: dedent changes blank lines in strings, too
+    return textwrap.dedent(program) if program.lstrip("\n")[:1] in (" ", "\t") else program
 
 
 def _tests_of(problem: Problem, field: str) -> Tests:

@@ -208,16 +208,18 @@ class _Mark:
         return identity
 
     def parametrize(self, names: Any, values: Any, **options: Any) -> Any:
-        names = (
-            [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        )
+        # as in pytest: the values of "x" are the rows themselves, those of ["x"] are rows of one
+        is_bare = False
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",") if name.strip()]
+            is_bare = len(names) == 1
 
         def mark(function: Any) -> Any:
             rows = []
             for value in values:
                 if isinstance(value, param):
                     row = value.values
-                elif len(names) == 1:
+                elif is_bare:
                     row = (value,)
                 else:
                     row = tuple(value)

@@ -14,6 +14,7 @@ from rpc import (  # from this script's own folder
     IS_INSTANCE,
     NEXT,
     SET,
+    VALUE,
     decode,
     encode,
     open_channel,
@@ -22,7 +23,7 @@ from rpc import (  # from this script's own folder
 
 TYPE_CHECKING = False  # as in typing, whose import every response would wait for
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 _MAX_LINE = 1 << 24
@@ -67,16 +68,22 @@ class Connection:
         # handles of what the tests themselves name: functions, classes, methods
         self._callables: set[int] = set()
         self._instances: set[int] = set()  # handles of the objects that the tests make
+        self._large: dict[str, int] = {}  # handles of the values that were not sent with the names
 
     def public_names(self, classes: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the public names of the submission with their values; the tests use `classes` as
-        classes.
+        """Return the public names of the submission with their values, but those of `large_values`;
+        the tests use `classes` as classes.
         """
         names: dict[str, Any] = {}
         with _Answer(self):
             for name, value in self._next():
-                if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
-                    names[name] = decode(value, self._kept)
+                if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+                    continue
+                match value:
+                    case ["large", int() as handle]:
+                        self._large[name] = handle
+                    case _:
+                        names[name] = decode(value, self._kept)
         handles = {
             name: handle_of(value)
             for name, value in names.items()
@@ -85,6 +92,11 @@ class Connection:
         self._callables = set(handles.values())
         self._classes_of_tests = {handle for name, handle in handles.items() if name in classes}
         return names
+
+    def large_values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of these names that `public_names` has left out."""
+        wanted = sorted(self._large.keys() & set(names))
+        return {name: self.call(VALUE, self._large[name]) for name in wanted}
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
         """Perform an action on an object of the submission and return its value, or raise its
@@ -128,7 +140,7 @@ class Connection:
             self.raised.append(error)
             raise error
         # such as: assert f; f.__name__
-        asks_for_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")
+        asks_for_name = action in (BOOL, IS_INSTANCE, VALUE) or action.startswith("__")
         self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (
             asks_for_name or isinstance(value, RemoteObject)
         )
@@ -339,8 +351,28 @@ class RemoteObject:
     def __hash__(self) -> int:
         return int(_forwarded("__hash__")(self))
 
+    def __contains__(self, item: object) -> bool:
+        # another object would be told what is expected of it
+        if self._connection.makes(self):
+            try:
+                contains = self._connection.call("__contains__", self._handle)
+            except AttributeError:
+                pass  # as in Python, its items decide
+            else:
+                return bool(contains(item))
+        return any(value is item or value == item for value in self)
 
-for _name in ("str", "repr", "getitem", "setitem", "delitem", "neg", "abs"):
+
+def _not_ordered(self: RemoteObject, value: object) -> Any:
+    reason = "they order objects of the program, which only the program could do"
+    raise self._connection.reject(reason, self._connection.makes(self, value))
+
+
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(RemoteObject, f"__{_name}__", _not_ordered)
+for _name in ("str", "repr", "format", "int", "float", "neg", "abs"):
+    setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
+for _name in ("getitem", "setitem", "delitem"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))

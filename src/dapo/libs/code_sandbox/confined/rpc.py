@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SMALL = 1 << 62
 _MAX_PRINTED = 1 << 20
+_MAX_PARTS = 1 << 14  # of a value that is sent with the names; a table of primes may have millions
 # Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
 # has it
 _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
@@ -46,6 +47,7 @@ SET = "="
 NEXT = ">"
 AWAIT = "~"
 BOOL = "?"
+VALUE = "!"  # the value of a name, which was too large to be sent with the names
 IS_INSTANCE = "is a"  # any other action is the name of an attribute
 _PLAIN: tuple[type, ...] = (
     bool,
@@ -64,11 +66,20 @@ _PLAIN: tuple[type, ...] = (
 
 def load(role: str, sources: list[Any]) -> None:
     """Import the modules of the role from this folder, which a confined process cannot read."""
+    _define_exit()
     if role == "test_runner":
         import test_runner  # noqa: F401
 
         if sources[0]["collect"] or sources[0]["pytest"]:
             import pytest_subset  # noqa: F401
+
+
+def _define_exit() -> None:
+    """Define `exit` and `quit`, which scripts call; the module `site` would, but it is not run."""
+    import _sitebuiltins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "end of file"))
 
 
 def program(channel_fd: int, source: str) -> None:
@@ -77,6 +88,7 @@ def program(channel_fd: int, source: str) -> None:
         use_event_loop_without_sockets()
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
+    main.__file__ = "solution.py"  # as a script has
     sys.argv = ["solution.py"]
     exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
 
@@ -128,11 +140,13 @@ class Submission:
             for n, v in vars(module).items()
             if not n.startswith("_") and not isinstance(v, is_module)
         }
-        send(self._channel, [[name, encode(value, self._keep)] for name, value in names.items()])
+        send(self._channel, [[name, self._announced(value)] for name, value in names.items()])
         output = _Output()
         sys.stdout = io.TextIOWrapper(
             output, "utf-8", errors="backslashreplace", write_through=True
         )
+        # programs that have replaced the one return to the other
+        vars(sys)["__stdout__"] = sys.stdout
         for line in self._lines:
             action, target, args, kwargs = json.loads(line)
             try:
@@ -142,6 +156,10 @@ class Submission:
             except Exception as error:
                 answer = ["raised", self._chain(type(error)), *self._description(error)]
             send(self._channel, [output.take(), *answer])
+
+    def _announced(self, value: Any) -> Any:
+        """Encode the value of a name; a large one, which few tests use, is kept until asked for."""
+        return encode(value, self._keep) if _is_small(value) else ["large", self._keep(value)[1]]
 
     def _answer(
         self, action: str, thing: Any, positional: list[Any], keywords: dict[str, Any]
@@ -158,6 +176,8 @@ class Submission:
                 result = self._finish(thing)
             elif action == BOOL:
                 result = bool(thing)
+            elif action == VALUE:
+                result = thing
             elif action == IS_INSTANCE:
                 result = isinstance(positional[0], thing)
             else:
@@ -217,10 +237,13 @@ class _Output(io.BytesIO):
     """
 
     def write(self, data: Any) -> int:
-        """Append the bytes unless the limit is reached."""
-        if self.getbuffer().nbytes < _MAX_PRINTED:
-            super().write(data)
+        """Append the bytes up to the limit."""
+        free = _MAX_PRINTED - self.getbuffer().nbytes
+        super().write(data[:free])
         return len(data)
+
+    def close(self) -> None:
+        """Stay open: a program may close or replace `sys.stdout`, and the answers go on."""
 
     def take(self) -> str:
         """Return the text since the last call."""
@@ -286,13 +309,33 @@ def send(channel: BinaryIO, message: Any) -> None:
     channel.flush()
 
 
+def _is_small(value: Any) -> bool:
+    """Return True unless a value has more than `_MAX_PARTS` parts, or itself among them."""
+    num_parts = 0
+    left = [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str | bytes | list | tuple | set | frozenset | dict):
+            num_parts += 1 + len(part)
+            if num_parts > _MAX_PARTS:
+                return False
+        if isinstance(part, list | tuple | set | frozenset):
+            left.extend(part)
+        elif isinstance(part, dict):
+            left.extend(part.keys())
+            left.extend(part.values())
+    return True
+
+
 def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
     """Convert a value to JSON: objects are kept and sent as a number, instances of subclasses as
     their plain base.
     """
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
-    if value is None or kind is bool or kind is str:
-        return str(value) if kind is str else value
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return str.__str__(value)  # the characters; str() gives the name of a member of an enum
     if kind is int:
         return int(value) if abs(value) < _SMALL else ["int", hex(value)]
     if kind is float:

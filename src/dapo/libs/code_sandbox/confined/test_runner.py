@@ -131,6 +131,23 @@ class Counter:
         )
 
 
+class _ProgramModule(types.ModuleType):
+    """A module that tests import, with the public names of the program."""
+
+    def __init__(
+        self, name: str, public: Mapping[str, Any], connection: remote.Connection
+    ) -> None:
+        super().__init__(name)
+        self.__dict__.update(public, __connection__=connection)
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__connection__.large_values([name])
+        if name in values:
+            return values[name]
+        message = f"module {self.__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=self)
+
+
 class Runner:
     """Runs the tests of one message. The first failure ends the run with an exception."""
 
@@ -231,6 +248,7 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
     try:
         public = connection.public_names(frozenset(message["classes"]))
         names = message["names"]
+        public.update(connection.large_values(names))
         if not public.keys() >= set(names):
             return "failed"
         remotes = {name for name in public if isinstance(public[name], remote.RemoteObject)}
@@ -240,7 +258,7 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
         connection.values += sum(name not in remotes for name in names)
         for name in message["standard_modules"]:
             runner.names[name] = importlib.import_module(name)
-        prepare(message, public)
+        prepare(message, public, connection)
         argument = message["check"]
         if argument == "":
             argument = _main_function(public, message["mentioned"])
@@ -292,6 +310,8 @@ def is_fault_of_tests(
     """Return True if no program could have avoided the exception; `steerable` as in `run`."""
     if _is_raised(error, connection) or isinstance(error, remote.NotPlain):
         return False
+    if _is_lack_of_name(error):
+        return False
     unused = not connection.values and not connection.raised
     if isinstance(error, AssertionError):
         return unused
@@ -300,6 +320,16 @@ def is_fault_of_tests(
     if _is_data_error(error):
         return unused or "evaluation" not in steerable
     return unused or ("setup" not in steerable and bool(_functions_of(error) & _SETUP))
+
+
+def _is_lack_of_name(error: BaseException) -> bool:
+    """Return True if the tests use a name of the program's module that the program lacks.
+
+    Private names are never in the module, whatever the program is.
+    """
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, _ProgramModule):
+        return False
+    return not error.name.startswith("_")
 
 
 def _is_data_error(error: BaseException) -> bool:
@@ -325,11 +355,12 @@ def finished(result: Any) -> Any:
     return result
 
 
-def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
+def prepare(
+    message: Mapping[str, Any], public: Mapping[str, Any], connection: remote.Connection
+) -> None:
     """Provide the modules that the tests may import; `public` are the names of the program."""
     for name in message["program_modules"]:
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(public)
+        sys.modules[name] = _ProgramModule(name, public, connection)
     if message["asynchronous"]:
         rpc.use_event_loop_without_sockets(remote.RemoteObject)
         import asyncio
