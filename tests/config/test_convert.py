@@ -462,6 +462,31 @@ def test_options_that_could_not_be_read_are_named_above_and_no_value_is_called_a
     assert config.rollout.group_size == 8
 
 
+def test_a_configuration_that_verl_starts_from_and_that_is_not_its_own_is_named_as_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("ppo_megatron_trainer.yaml", "ppo_trainer"):
+        converted(tmp_path, "a.sh", f"{VERL} --config-path=config --config-name={name}", capsys)
+    for name in ("gsm8k_multiturn_grpo", "$NOBODY_SETS_IT"):
+        _, text = converted(tmp_path, "a.sh", f"{VERL} --config-name={name}", capsys, code=3)
+        head = text.partition("\nmodel:")[0]
+        assert f"the options in the configuration {name} (--config-name)" in head
+        assert "the default of" not in text
+
+
+def test_a_reward_model_of_verl_judges_here_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = f"{VERL} reward_model.model.path=a/b reward_model.enable="
+    config, _ = converted(tmp_path, "a.sh", f"{script}True", capsys)
+    assert config.reward.verifier == "reward_model"
+    assert config.reward.options == {"model": "a/b"}
+    config, text = converted(tmp_path, "a.sh", f"{script}False", capsys)
+    assert config.reward.verifier != "reward_model"
+    assert "#   reward_model.model.path=a/b" in text
+    assert "#   reward_model.enable=false" in text
+
+
 @pytest.mark.parametrize("loss", ["gspo", "sapo", "cispo"])
 def test_a_dual_clip_that_verl_does_not_use_with_a_loss_is_left_out_by_name(
     tmp_path: Path, loss: str, capsys: pytest.CaptureFixture[str]

@@ -82,6 +82,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.assumed += _batch_of_trl(options, facts)
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
+    if peer == "verl":
+        translation.unread += _configuration_of_verl(options)
     fault = _fault_of_batch(translation, facts)
     text = translation.text(names, as_literal)
     exit_code, message = _verdict(translation, text, fault)
@@ -111,7 +113,22 @@ def _verdict(translation: Translation, text: str, fault: str | None) -> tuple[in
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
+_OWN_CONFIGURATIONS_OF_VERL = {
+    "ppo_trainer",
+    "ppo_megatron_trainer",
+    "dapo_trainer",
+    "dapo_megatron_trainer",
+}
+"""The configurations whose values are verl's defaults."""
 _SECTION_OF_VERL = "actor_rollout_ref."
+
+
+def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
+    """Describe the configuration that a command of verl starts from, unless it is verl's own."""
+    name = options.get("config-name")
+    if name is None or str(name).removesuffix(".yaml") in _OWN_CONFIGURATIONS_OF_VERL:
+        return []
+    return [f"the options in the configuration {name} (--config-name)"]
 
 
 def _num_known(reading: Reading) -> int:
