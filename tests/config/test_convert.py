@@ -481,6 +481,10 @@ def test_a_reward_model_of_verl_judges_here_too(
     config, _ = converted(tmp_path, "a.sh", f"{script}True", capsys)
     assert config.reward.verifier == "reward_model"
     assert config.reward.options == {"model": "a/b"}
+    own = "custom_reward_function.path=r.py custom_reward_function.name=f"
+    config, text = converted(tmp_path, "a.sh", f"{script}True {own}", capsys)
+    assert (config.reward.verifier, config.reward.options) == ("r:f", {})
+    assert "#   reward_model.enable=true" in text
     config, text = converted(tmp_path, "a.sh", f"{script}False", capsys)
     assert config.reward.verifier != "reward_model"
     assert "#   reward_model.model.path=a/b" in text
