@@ -474,6 +474,19 @@ def test_a_configuration_that_verl_starts_from_and_that_is_not_its_own_is_named_
         assert "the default of" not in text
 
 
+def test_a_trainer_that_is_not_verls_own_is_named_as_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for program in ("-m recipe.dapo.main_dapo", "verl/trainer/main_ppo.py"):
+        script = VERL.replace("-m verl.trainer.main_ppo", program)
+        converted(tmp_path, "a.sh", script, capsys)
+    for program in ("recipe.flowrl.main_flowrl", "recipe.sppo.main_sppo"):
+        script = VERL.replace("verl.trainer.main_ppo", program)
+        _, text = converted(tmp_path, "a.sh", script, capsys, code=3)
+        head = text.partition("\nmodel:")[0]
+        assert f"the code of {program}, which may train in its own way" in head
+
+
 def test_a_reward_model_of_verl_judges_here_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -83,7 +83,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     if peer == "verl":
-        translation.unread += _configuration_of_verl(options)
+        translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
     fault = _fault_of_batch(translation, facts)
     text = translation.text(names, as_literal)
     exit_code, message = _verdict(translation, text, fault)
@@ -121,6 +121,20 @@ _OWN_CONFIGURATIONS_OF_VERL = {
 }
 """The configurations whose values are verl's defaults."""
 _SECTION_OF_VERL = "actor_rollout_ref."
+
+
+_TRAINERS_OF_VERL = {"main_ppo", "main_dapo", "fully_async_main"}
+
+
+def _trainer_around_verl(reading: Reading) -> list[str]:
+    """Describe the program of a command of verl, unless it is one of verl's own trainers.
+
+    FlowRL, PRIME and SPPO have verl's options and a loss of their own, which no option names.
+    """
+    name = reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    if not name or name in _TRAINERS_OF_VERL:
+        return []
+    return [f"line {reading.line}: the code of {reading.program}, which may train in its own way"]
 
 
 def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
