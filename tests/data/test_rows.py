@@ -266,6 +266,13 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             ),
         ),
         (
+            {"prompt": "q", "answer": "a", "tools": "[{'name': 'add'}]"},
+            (
+                ": tools holds schemas as Python prints them, which cannot be read; write .jsonl or"
+                " .parquet, or the schemas as JSON"
+            ),
+        ),
+        (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
             (
                 ": prompt: the last message is the assistant's; a prompt ends where the model is to"

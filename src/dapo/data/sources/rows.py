@@ -503,9 +503,17 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text."""
+    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text.
+
+    Raises DataError for schemas as Python prints them.
+    """
     tools = row.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
+        if tools.lstrip()[1:].lstrip().startswith("{'"):
+            raise DataError(
+                f"{where}: tools holds schemas as Python prints them, which cannot be read; write"
+                " .jsonl or .parquet, or the schemas as JSON"
+            )
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
