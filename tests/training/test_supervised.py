@@ -284,7 +284,9 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
 
 def test_other_columns_change_nothing() -> None:
     row = {"prompt": "a", "response": "b"}
-    assert read(row | {"turns": 3, "image": b"x", "answer": "c"}) == read(row)
+    assert read(row | {"turns": 3, "icon": b"x", "answer": "c"}) == read(row)
+    # a row without images, and the name of a container's image
+    assert read(row | {"images": [], "videos": None, "image": "python:3.12"}) == read(row)
 
 
 @for_each_row(
@@ -325,6 +327,10 @@ def test_other_columns_change_nothing() -> None:
         (
             {"messages": [TURNS[0], {"role": "assistant", "tool_calls": []}]},
             "expected a mapping with role and content",
+        ),
+        (
+            {"messages": TURNS, "images": [{"bytes": "q", "path": "q.png"}]},
+            "the column images holds list, as images and recordings are held",
         ),
         (
             {"messages": [*TURNS[:3], {**TURNS[3], "weight": 0}]},

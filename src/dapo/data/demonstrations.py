@@ -28,6 +28,7 @@ from dapo.types import Message, Problem, Prompt, content_text
 RESPONSE_COLUMNS = ("response", "completion", "output")
 SYSTEM = "system"
 """The column with the text of a system message that is not among the messages."""
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 _ALPACA_QUESTION = ("input", "history")
 """Columns that belong to the question beside Alpaca's `instruction`."""
 TURNS = "turns"
@@ -65,6 +66,7 @@ def demonstration_from_row(
     """
     if isinstance(row, DataError):
         raise row
+    _require_text_alone(row, where)
     response = next(
         (
             name
@@ -143,6 +145,22 @@ def _with_system(prompt: Prompt, value: object, where: str) -> Prompt:
     if any(message["role"] == "system" for message in messages):
         return prompt
     return [as_message({"role": "system", "content": value}, where), *messages]
+
+
+def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row with images, videos or recordings, which no model here gets."""
+    for name in _MEDIA:
+        value = row.get(name)
+        # a text is perhaps the name of a container's image
+        if value is None or isinstance(value, str | bool | int | float):
+            continue
+        if isinstance(value, Mapping | list | tuple) and not value:
+            continue
+        raise DataError(
+            f"{where}: the column {name} holds {type(value).__name__}, as images and recordings"
+            " are held; models get text only: leave the row out, or drop the column where its"
+            " question needs none"
+        )
 
 
 def _require_whole_instruction(row: Mapping[str, Any], where: str) -> None:
