@@ -262,6 +262,11 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
         ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
+        (
+            "a.sh",
+            "python3 -m openrlhf.cli.train_ppo_ray --pretrain a/b --n_samples_per_prompt 8\n",
+            "a.sh (it runs openrlhf.cli.train_ppo_ray) has 0 options of verl, AReaL or TRL",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_says_why(

@@ -72,7 +72,10 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         )
     num_expected = _num_of_system(options, peer) if peer else 0
     if peer is None or 2 * matches < num_expected:
-        raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
+        program = f" (it runs {reading.program})" if reading.program else ""
+        raise ConfigError(
+            f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
+        )
     facts = _facts(path, peer, reading, num_processes)
     options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
