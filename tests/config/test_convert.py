@@ -262,6 +262,11 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
         ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
+        (
+            "a.sh",
+            "python3 -m openrlhf.cli.train_ppo_ray --pretrain a/b --n_samples_per_prompt 8\n",
+            "a.sh (it runs openrlhf.cli.train_ppo_ray) has 0 options of verl, AReaL or TRL",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_says_why(
@@ -460,6 +465,48 @@ def test_options_that_could_not_be_read_are_named_above_and_no_value_is_called_a
     assert "#   line 1: $NOBODY_SETS_IT" in text.partition("\nmodel:")[0]
     assert "the default of" not in text
     assert config.rollout.group_size == 8
+
+
+def test_a_configuration_that_verl_starts_from_and_that_is_not_its_own_is_named_as_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("ppo_megatron_trainer.yaml", "ppo_trainer"):
+        converted(tmp_path, "a.sh", f"{VERL} --config-path=config --config-name={name}", capsys)
+    for name in ("gsm8k_multiturn_grpo", "$NOBODY_SETS_IT"):
+        _, text = converted(tmp_path, "a.sh", f"{VERL} --config-name={name}", capsys, code=3)
+        head = text.partition("\nmodel:")[0]
+        assert f"the options in the configuration {name} (--config-name)" in head
+        assert "the default of" not in text
+
+
+def test_a_trainer_that_is_not_verls_own_is_named_as_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for program in ("-m recipe.dapo.main_dapo", "verl/trainer/main_ppo.py"):
+        script = VERL.replace("-m verl.trainer.main_ppo", program)
+        converted(tmp_path, "a.sh", script, capsys)
+    for program in ("recipe.flowrl.main_flowrl", "recipe.sppo.main_sppo"):
+        script = VERL.replace("verl.trainer.main_ppo", program)
+        _, text = converted(tmp_path, "a.sh", script, capsys, code=3)
+        head = text.partition("\nmodel:")[0]
+        assert f"the code of {program}, which may train in its own way" in head
+
+
+def test_a_reward_model_of_verl_judges_here_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = f"{VERL} reward_model.model.path=a/b reward_model.enable="
+    config, _ = converted(tmp_path, "a.sh", f"{script}True", capsys)
+    assert config.reward.verifier == "reward_model"
+    assert config.reward.options == {"model": "a/b"}
+    own = "custom_reward_function.path=r.py custom_reward_function.name=f"
+    config, text = converted(tmp_path, "a.sh", f"{script}True {own}", capsys)
+    assert (config.reward.verifier, config.reward.options) == ("r:f", {})
+    assert "#   reward_model.enable=true" in text
+    config, text = converted(tmp_path, "a.sh", f"{script}False", capsys)
+    assert config.reward.verifier != "reward_model"
+    assert "#   reward_model.model.path=a/b" in text
+    assert "#   reward_model.enable=false" in text
 
 
 @pytest.mark.parametrize("loss", ["gspo", "sapo", "cispo"])

@@ -258,6 +258,21 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             ": messages, message 1: role must be a string, got list ['human']",
         ),
         (
+            {"messages": [{"from": "observation", "value": "q"}], "answer": "a"},
+            (
+                ": messages, message 1: from must be human, gpt or one of system, developer, user,"
+                " assistant, tool, got observation; rename it, and write a call of a tool as"
+                " tool_calls of an assistant's message with role and content"
+            ),
+        ),
+        (
+            {"prompt": "q", "answer": "a", "tools": "[{'name': 'add'}]"},
+            (
+                ": tools holds schemas as Python prints them, which cannot be read; write .jsonl or"
+                " .parquet, or the schemas as JSON"
+            ),
+        ),
+        (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
             (
                 ": prompt: the last message is the assistant's; a prompt ends where the model is to"

@@ -14,7 +14,7 @@ import torch
 import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, DataConfig
-from dapo.config.data_spec import ANY_COLUMNS
+from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.demonstrations import demonstration_from_row, turns_of
 from dapo.data.prompts import PromptEncoder
@@ -284,7 +284,9 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
 
 def test_other_columns_change_nothing() -> None:
     row = {"prompt": "a", "response": "b"}
-    assert read(row | {"turns": 3, "image": b"x", "answer": "c"}) == read(row)
+    assert read(row | {"turns": 3, "icon": b"x", "answer": "c"}) == read(row)
+    # a row without images, and the name of a container's image
+    assert read(row | {"images": [], "videos": None, "image": "python:3.12"}) == read(row)
 
 
 @for_each_row(
@@ -326,6 +328,39 @@ def test_other_columns_change_nothing() -> None:
             {"messages": [TURNS[0], {"role": "assistant", "tool_calls": []}]},
             "expected a mapping with role and content",
         ),
+        (
+            {"messages": TURNS, "images": [{"bytes": "q", "path": "q.png"}]},
+            "the column images holds list, as images and recordings are held",
+        ),
+        (
+            {"messages": [*TURNS[:3], {**TURNS[3], "weight": 0}]},
+            "message 4: weight 0 or train false says that this turn is not imitated",
+        ),
+        (
+            {"messages": [TURNS[0], {**TURNS[1], "train": False}, *TURNS[2:]]},
+            "message 2: weight 0 or train false says that this turn is not imitated",
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Sum?", "weight": 0},
+                    {"from": "gpt", "value": "Yes", "weight": 0},
+                ]
+            },
+            "message 2: weight 0 or train false says that this turn is not imitated",
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Sum?"},
+                    {"from": "function_call", "value": "{}"},
+                    {"from": "observation", "value": "3"},
+                    {"from": "gpt", "value": "3"},
+                ]
+            },
+            "message 2: from must be human, gpt or one of system, developer, user, assistant, tool,"
+            " got function_call",
+        ),
     ],
 )
 def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(
@@ -334,6 +369,37 @@ def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(
     with pytest.raises(DataError, match=r"a\.jsonl, line 1: ") as error:
         read(row)
     assert message in str(error.value)
+
+
+def test_a_column_system_is_the_first_message_unless_there_is_one() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": "Sum?"}
+    turns = [{"from": "user", "value": "Sum?"}, {"from": "assistant", "value": "Yes"}]
+    for row in ({"conversations": turns}, {"prompt": "Sum?", "response": "Yes"}):
+        assert read({**row, "system": "Be brief."}).prompt == [system, user]
+        assert read({**row, "system": ""}) == read(row) == read({**row, "system": None})
+    own = [{"from": "system", "value": "Be long."}, *turns]
+    kept = read({"conversations": own, "system": "Be brief."})
+    assert kept.prompt == [{"role": "system", "content": "Be long."}, user]
+    # a weight of 0 says nothing about a turn that is not imitated anyway
+    weighted = [{**turns[0], "weight": 0}, {**turns[1], "weight": 1}]
+    assert read({"conversations": weighted}) == read({"conversations": turns})
+
+
+def test_an_instruction_of_alpaca_is_not_read_without_the_rest_of_the_question() -> None:
+    def read_alpaca(**columns: Any) -> Problem:
+        return demonstration_from_row(
+            {"instruction": "Add.", "output": "3", **columns},
+            where="a.json, row 1",
+            source="a",
+            columns=Columns(prompt="instruction"),
+        )
+
+    assert read_alpaca(input="", history=[]).prompt == "Add."
+    with pytest.raises(DataError, match="row 1: the column input belongs to the question too"):
+        read_alpaca(input="1 and 2")
+    with pytest.raises(DataError, match="row 1: the column history belongs to the question too"):
+        read_alpaca(history=[["Hi", "Hello"]])
 
 
 def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         )
     num_expected = _num_of_system(options, peer) if peer else 0
     if peer is None or 2 * matches < num_expected:
-        raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
+        program = f" (it runs {reading.program})" if reading.program else ""
+        raise ConfigError(
+            f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
+        )
     facts = _facts(path, peer, reading, num_processes)
     options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
@@ -82,6 +85,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.assumed += _batch_of_trl(options, facts)
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
+    if peer == "verl":
+        translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
     fault = _fault_of_batch(translation, facts)
     text = translation.text(names, as_literal)
     exit_code, message = _verdict(translation, text, fault)
@@ -111,7 +116,36 @@ def _verdict(translation: Translation, text: str, fault: str | None) -> tuple[in
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
+_OWN_CONFIGURATIONS_OF_VERL = {
+    "ppo_trainer",
+    "ppo_megatron_trainer",
+    "dapo_trainer",
+    "dapo_megatron_trainer",
+}
+"""The configurations whose values are verl's defaults."""
 _SECTION_OF_VERL = "actor_rollout_ref."
+
+
+_TRAINERS_OF_VERL = {"main_ppo", "main_dapo", "fully_async_main"}
+
+
+def _trainer_around_verl(reading: Reading) -> list[str]:
+    """Describe the program of a command of verl, unless it is one of verl's own trainers.
+
+    FlowRL, PRIME and SPPO have verl's options and a loss of their own, which no option names.
+    """
+    name = reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    if not name or name in _TRAINERS_OF_VERL:
+        return []
+    return [f"line {reading.line}: the code of {reading.program}, which may train in its own way"]
+
+
+def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
+    """Describe the configuration that a command of verl starts from, unless it is verl's own."""
+    name = options.get("config-name")
+    if name is None or str(name).removesuffix(".yaml") in _OWN_CONFIGURATIONS_OF_VERL:
+        return []
+    return [f"the options in the configuration {name} (--config-name)"]
 
 
 def _num_known(reading: Reading) -> int:

@@ -11,7 +11,7 @@ from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
-from dapo.data.demonstrations import RESPONSE_COLUMNS
+from dapo.data.demonstrations import RESPONSE_COLUMNS, SYSTEM
 from dapo.data.prepare.decontaminate import find_contaminated
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import CONVERSATION_COLUMNS, json_value
@@ -33,8 +33,11 @@ _COLUMNS = (
     "response_tokens",
     "step",
 )
-_OWN_COLUMNS = ("prompt", "answer", *RESPONSE_COLUMNS, *CONVERSATION_COLUMNS)
-"""The columns of a demonstration that its response, or the problem's prompt and answer, fill."""
+_OWN_COLUMNS = ("prompt", "answer", SYSTEM, *RESPONSE_COLUMNS, *CONVERSATION_COLUMNS)
+"""The columns of a demonstration that its response, or the problem's prompt and answer, fill.
+
+The policy has answered without a column `system`, which a demonstration would put into its prompt.
+"""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,14 @@ from dapo.data.sources.rows import (
     shown,
     tool_schemas,
 )
-from dapo.types import Message, Problem, content_text
+from dapo.types import Message, Problem, Prompt, content_text
 
 RESPONSE_COLUMNS = ("response", "completion", "output")
+SYSTEM = "system"
+"""The column with the text of a system message that is not among the messages."""
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_ALPACA_QUESTION = ("input", "history")
+"""Columns that belong to the question beside Alpaca's `instruction`."""
 TURNS = "turns"
 """The field of a demonstration with several turns: the messages behind its prompt."""
 
@@ -55,11 +60,13 @@ def demonstration_from_row(
     `prompt` and `response` or `completion`, or those that `columns` names; or a whole conversation
     in the column `messages`. The messages up to the first of the assistant are the prompt. A
     demonstration of several turns has them all in the field `turns`, and the last one as its
-    answer; so does one whose turn has further keys, such as `tool_calls`. Other columns but `tools`
-    and `chat_template_kwargs`, which the chat template reads, are left out.
+    answer; so does one whose turn has further keys, such as `tool_calls`. A text in the column
+    `system` is the prompt's first message, unless it has a system message. Other columns but
+    `tools` and `chat_template_kwargs`, which the chat template reads, are left out.
     """
     if isinstance(row, DataError):
         raise row
+    _require_text_alone(row, where)
     response = next(
         (
             name
@@ -76,6 +83,8 @@ def demonstration_from_row(
             raise DataError(
                 f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
             )
+        if prompt_column == "instruction":
+            _require_whole_instruction(row, where)
         prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
         text = column_value(row, response)
         if isinstance(text, str):
@@ -105,6 +114,7 @@ def demonstration_from_row(
             f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)}, columns"
             f" here: {present}"
         )
+    prompt = _with_system(prompt, row.get(SYSTEM), f"{where}: {SYSTEM}")
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
     answer = content_text(turns[-1])
@@ -118,6 +128,53 @@ def demonstration_from_row(
         )
     key = problem_id(prompt, repr(turns), fields.get("tools"))
     return Problem(key, prompt, answer, source, {**fields, TURNS: turns})
+
+
+def _with_system(prompt: Prompt, value: object, where: str) -> Prompt:
+    """Return the prompt with the text of the column `system` as its first message.
+
+    A prompt that has a system message keeps its own.
+    """
+    if not isinstance(value, str) or not value.strip():
+        return prompt
+    messages: list[Message] = []
+    if isinstance(prompt, str):
+        messages.append(as_message({"role": "user", "content": prompt}, where))
+    else:
+        messages += prompt
+    if any(message["role"] == "system" for message in messages):
+        return prompt
+    return [as_message({"role": "system", "content": value}, where), *messages]
+
+
+def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row with images, videos or recordings, which no model here gets."""
+    for name in _MEDIA:
+        value = row.get(name)
+        # a text is perhaps the name of a container's image
+        if value is None or isinstance(value, str | bool | int | float):
+            continue
+        if isinstance(value, Mapping | list | tuple) and not value:
+            continue
+        raise DataError(
+            f"{where}: the column {name} holds {type(value).__name__}, as images and recordings"
+            " are held; models get text only: leave the row out, or drop the column where its"
+            " question needs none"
+        )
+
+
+def _require_whole_instruction(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError if a row of Alpaca's form has more of its question in other columns."""
+    for name in _ALPACA_QUESTION:
+        value = row.get(name)
+        is_text = isinstance(value, str) and bool(value.strip())
+        has_turns = isinstance(value, list | tuple) and len(value) > 0
+        if is_text or has_turns:
+            raise DataError(
+                f"{where}: the column {name} belongs to the question too, as in Alpaca's form, and"
+                " would be left out; write instruction and input as one column prompt, and"
+                " earlier turns as messages"
+            )
 
 
 def _turns(value: object, where: str) -> list[Message]:
@@ -161,4 +218,15 @@ def _messages(value: object, where: str) -> list[Message]:
                 f"{where}, message {number}: the assistant's content is empty; write a call into"
                 " the content, in the form that the model uses"
             )
+        if message["role"] == "assistant" and _is_not_imitated(value[number - 1]):
+            raise DataError(
+                f"{where}, message {number}: weight 0 or train false says that this turn is not"
+                " imitated, but all turns of the assistant are; end the conversation before it, or"
+                " remove the key to imitate it"
+            )
     return messages
+
+
+def _is_not_imitated(message: Mapping[str, Any]) -> bool:
+    """Return True for a turn that OpenAI's `weight`, or Axolotl's `train`, leaves out."""
+    return message.get("weight") == 0 or message.get("train") is False

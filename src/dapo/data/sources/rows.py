@@ -27,6 +27,8 @@ SOURCE_COLUMNS = ("data_source", "source")
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 _MISSING = object()
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)  # json.dumps would make one for each row
+_ROLES_OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -406,10 +408,8 @@ def with_standard_keys(message: Any) -> Any:
     if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
         return message
     role = message["from"]
-    if role == "human":
-        role = "user"
-    elif role == "gpt":
-        role = "assistant"
+    if isinstance(role, str):
+        role = _ROLES_OF_SHAREGPT.get(role, role)
     return {"role": role, "content": message["value"]}
 
 
@@ -419,6 +419,7 @@ def as_message(value: object, where: str) -> Message:
     A key without a value is left out, as tables fill up missing keys; `content` may be null beside
     `tool_calls`. Raises DataError.
     """
+    is_sharegpt = isinstance(value, Mapping) and {"from", "value"} <= value.keys()
     value = with_standard_keys(value)
     if not isinstance(value, Mapping) or not _is_message(value):
         if isinstance(value, Mapping):
@@ -430,6 +431,13 @@ def as_message(value: object, where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or not role.strip():
         raise DataError(f"{where}: role must be a string, got {shown(value['role'])}")
+    # a chat template writes an unknown role as it is, and what it says would not be imitated
+    if is_sharegpt and role not in _KNOWN_ROLES:
+        raise DataError(
+            f"{where}: from must be {', '.join(_ROLES_OF_SHAREGPT)} or one of"
+            f" {', '.join(_KNOWN_ROLES)}, got {role}; rename it, and write a call of a tool as"
+            " tool_calls of an assistant's message with role and content"
+        )
     content = _content(message.get("content"), where, may_be_null=bool(message.get("tool_calls")))
     return {**message, "role": role, "content": content}
 
@@ -495,9 +503,17 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text."""
+    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text.
+
+    Raises DataError for schemas as Python prints them.
+    """
     tools = row.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
+        if tools.lstrip()[1:].lstrip().startswith("{'"):
+            raise DataError(
+                f"{where}: tools holds schemas as Python prints them, which cannot be read; write"
+                " .jsonl or .parquet, or the schemas as JSON"
+            )
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):

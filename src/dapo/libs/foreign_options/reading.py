@@ -18,6 +18,8 @@ class Reading:
     """
     command: str = ""
     """The command that the options belong to, without them."""
+    program: str = ""
+    """The module or file that the command runs; empty: it runs neither."""
     line: int = 0
     num_processes: int | None = None
     """The number of trainer processes, if a launcher's option says so."""

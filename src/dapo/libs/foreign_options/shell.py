@@ -364,6 +364,8 @@ class _Shell:
             return
         start = _program_end(words)
         reading = Reading(command=_display(words[:start]), line=command.line)
+        if start > 1:
+            reading.program = _without_marks(words[start - 1])
         reading.num_processes = _num_processes(words[:start])
         _read_arguments(words[start:], reading)
         for word in command.heredocs:
