@@ -196,9 +196,10 @@ def test_pass_rates_are_counted_in_bins_with_wilsons_interval():
 
 def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, probe: Probe):
     run = RunDirectory(tmp_path)
-    row = {"rollout/groups_generated": 12, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
+    row = {"rollout/groups_generated": 13, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
     row |= {
         "rollout/groups_aborted": 1,
+        "rollout/groups_stale": 1,
         "rollout/tokens_generated": 480,
         "rollout/tokens_in_minibatches": 160,
     }

@@ -282,6 +282,8 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {FLAT: 0.9} | CUT, {"overlong__mode": "filter"}),
     ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, CUT, {"dynamic_sampling__enabled": "false"}),
     ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, CUT, {}),
+    # groups that begin again were not judged: 2 of 6 carry a signal
+    ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, {"rollout/groups_stale": 4}, ASYNC),
     ("too_easy", {FLAT: 0.8, "reward/accuracy": 0.8}, CUT,
      {"dynamic_sampling__enabled": "false", "overlong__mode": "filter"}),
     ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, {"rollout/verifier_errors": 32},

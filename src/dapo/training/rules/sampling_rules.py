@@ -189,7 +189,7 @@ def signal_rate(history: MetricHistory, config: Config) -> float | None:
 def decided(history: MetricHistory) -> float:
     """The number of groups whose responses were judged and not given up."""
     return history.total("rollout/groups_generated") - history.total(
-        "rollout/groups_excess", "rollout/groups_aborted"
+        "rollout/groups_excess", "rollout/groups_aborted", "rollout/groups_stale"
     )
 
 
