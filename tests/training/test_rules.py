@@ -784,6 +784,53 @@ def test_a_run_whose_rewards_do_not_train_has_no_finding_about_signals(late: Map
     assert found(late, options(**supervised)) == []
 
 
+SUPERVISED = {"schedule": "supervised", "data__demonstrations": "sft.jsonl"}
+IMITATES: Mapping[str, float] = {
+    "rollout/epoch": 0,
+    "rollout/tokens_generated": 0,
+    "rollout/tokens_in_minibatches": 300,
+    "loss/nll": 2.0,
+    "loss/entropy": 0.5,
+    "optim/grad_norm": 0.3,
+    "optim/skipped": 0,
+    "optim/update_tokens": 300,
+    "optim/lr": 1e-6,
+    "time/step_s": 10.0,
+}
+"""A line of a supervised step, which samples no group."""
+
+
+def test_the_steps_of_a_supervised_run_count_and_its_updates_are_examined():
+    config = options(**SUPERVISED)
+    assert found({}, config, early=IMITATES) == []
+    (skipped,) = found({"optim/skipped": 1}, config, early=IMITATES)
+    assert (skipped.name, skipped.steps) == ("skipped_updates", (6, 10))
+    history = MetricHistory()
+    for step in range(1, 4):
+        history.add({"step": step, **IMITATES})
+    assert history.steps == 3
+
+
+def test_a_supervised_policy_may_grow_as_varied_as_examples_that_it_fits_better():
+    config = options(**SUPERVISED)
+    (case,) = found({"loss/entropy": 1.5, "loss/nll": 2.5}, config, early=IMITATES)
+    assert case.name == "entropy_explosion"
+    assert found({"loss/entropy": 1.5, "loss/nll": 1.5}, config, early=IMITATES) == []
+
+
+def test_the_newest_evaluation_of_a_supervised_run_is_not_called_the_first():
+    cut = {f"eval/held/{name}": value for name, value in EVALUATED_CUT.items()}
+    (case,) = found(cut, options(**SUPERVISED), early=IMITATES)
+    assert case.cause.startswith("90.0% of the responses of the last evaluation end at the limit")
+    history = MetricHistory()
+    history.add({"step": 0} | cut)
+    (case,) = active_findings(history, options(**SUPERVISED))
+    assert case.cause.startswith("90.0% of the responses of the first evaluation end at the limit")
+
+
+EVALUATED_CUT = {"accuracy": 0.1, "low": 0.0, "high": 0.3, "truncated_fraction": 0.9}
+
+
 def test_a_corrected_engine_may_differ():
     assert (
         found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis"))

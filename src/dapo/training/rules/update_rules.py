@@ -133,6 +133,7 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     has_learned = (
         not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
     )
+    has_learned = has_learned or _fits_examples(history)
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
@@ -148,6 +149,13 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         },
         (*bonus, _lower_lr(config)),
     )
+
+
+def _fits_examples(history: MetricHistory) -> bool:
+    """Return True if worked examples become likelier: a policy may be as varied as they are."""
+    now = history.mean("loss/nll")
+    first = history.first_mean("loss/nll")
+    return now is not None and first is not None and now < first
 
 
 def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
