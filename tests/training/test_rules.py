@@ -348,6 +348,8 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     assert any(
         each.startswith("loss.clip_high") for each in finding("entropy_collapse", collapsed).change
     )
+    for preset, wider in (("grpo", "loss.clip_high=0.28"), ("gspo", "loss.clip_high=0.0005")):
+        assert wider in finding("entropy_collapse", collapsed, preset=preset).change
     one_update = finding("entropy_collapse", collapsed, train__minibatch_groups=4)
     assert [each.partition("=")[0] for each in one_update.change] == ["optim.lr"]
     silent = {FLAT: 1.0, "reward/accuracy": None}
@@ -356,6 +358,13 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     # responses per step
     assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)
     assert finding("slow_verifier", waits, reward__workers=16).change == ()
+    slow: dict[str, float | None] = {"time/environment_s": 6.0, "time/step_s": 10.0}
+    assert finding("slow_agent", slow, **RUNS_AGENT).change == (
+        "environment.lag_polls=16",
+        "rollout.clock=load",
+    )
+    # there answers count when they come, whatever environment.lag_polls is
+    assert finding("slow_agent", slow, **RUNS_AGENT, rollout__clock="load").change == ()
 
 
 def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():

@@ -80,7 +80,11 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     # without ratios, or in a loss without that bound, nothing is clipped
     wider: tuple[str, ...] = ()
     if config.clips_high:
-        wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
+        bound = 1.25 * config.loss.clip_high
+        # the paper's bound is of a token's ratio; that of a whole response is a thousandth of it
+        if not SURROGATES[config.loss.surrogate].needs_whole_responses:
+            bound = max(0.28, bound)
+        wider = (f"loss.clip_high={bound:.2g}",)
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
         f" {first_entropy:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
