@@ -292,6 +292,25 @@ def test_too_few_ranks_are_an_error_with_the_number_that_fits():
     assert list(find_problems(make_estimate(paper("distributed.trainer_ranks=16")))) == []
 
 
+def test_more_ranks_are_no_way_out_where_a_run_refuses_them():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
+    (elsewhere,) = find_problems(make_estimate(config, "qwen2.5-7b"))
+    assert "distributed.trainer_ranks=" in elsewhere
+    here = make_estimate(config, "qwen2.5-7b", is_here=True, devices_per_node=1)
+    (problem,) = find_problems(here)
+    assert "distributed.trainer_ranks" not in problem
+    with_critic = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["advantage.estimator=gae"])
+    (problem,) = find_problems(make_estimate(with_critic, "qwen2.5-7b"))
+    assert "distributed.trainer_ranks" not in problem
+
+
+def test_an_engine_for_which_nothing_is_left_is_compared_with_nothing():
+    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16", "train.device=cuda"]
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
+    # the trainer keeps more of a GPU of 8 GiB than it has
+    assert "total, of 0.00 GiB" in describe(config, devices_per_node=1, memory_gib=8)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
