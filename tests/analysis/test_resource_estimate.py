@@ -21,6 +21,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from dapo.analysis.check.disk import disk_bytes
 from dapo.analysis.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.analysis.check.report import describe_estimate, find_problems, resolve_estimate
 from dapo.config import Config, ModelConfig, build_config, load_config
@@ -511,6 +512,26 @@ def test_the_estimated_disk_space_is_that_of_a_run_within_30_percent(
     assert code == 0
     assert sum(found["disk_bytes"].values()) == pytest.approx(left, rel=0.3)
     assert f"{size(sum(found['disk_bytes'].values()))} of disk" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "whole_checkpoints"),
+    [
+        ([], 4),  # the best, two, and the one that is being written
+        (["data.eval=null"], 3),
+        (["train.eval_every=0"], 3),
+        (["train.num_steps=60"], 3),  # no more are written
+        (["train.keep_checkpoints=5"], 7),
+    ],
+)
+def test_the_best_checkpoint_counts_in_the_largest_size_of_a_run(
+    overrides: list[str], whole_checkpoints: int
+):
+    """The run writes ten checkpoints: a master weight and two moments of 4 bytes each."""
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
+    estimate = make_estimate(config, "qwen2.5-0.5b")
+    largest = disk_bytes(estimate, eval_problems=500, in_training=True)
+    assert largest["checkpoints"] == whole_checkpoints * 12 * sizes_of("qwen2.5-0.5b").parameters
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
