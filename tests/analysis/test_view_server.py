@@ -18,7 +18,7 @@ from dapo.analysis.compare import compare_runs
 from dapo.analysis.doctor import diagnose
 from dapo.analysis.explain import explain_group
 from dapo.analysis.view import report
-from dapo.analysis.view.queries import Runs
+from dapo.analysis.view.queries import Runs, ViewedRun, missing_rollouts
 from dapo.analysis.view.server import HEADERS, listen
 from dapo.config import dump_config, load_config
 from dapo.config.option_entries import flat_options
@@ -617,6 +617,14 @@ def test_questions_to_an_index_that_is_being_filled_count_whole_files(run, tmp_p
     index.close()
     assert counts == sorted(counts)
     assert {count % size for count in counts} == {0}
+
+
+def test_a_supervised_run_waits_for_no_responses(tmp_path):
+    config = tiny("preset=sft", "data.demonstrations=sft.jsonl")
+    RunDirectory.create(tmp_path / "sft", dump_config(config), {})
+    note = missing_rollouts(ViewedRun(RunReader("sft", tmp_path / "sft")))
+    assert note is not None
+    assert note.startswith("This run samples no responses")
 
 
 def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
