@@ -930,6 +930,9 @@ def test_the_audits_verifier_is_proposed_with_its_options():
         audit__verifier="math",
     )
     assert "reward.options={}" in shlex.split(gap.change[0])
+    # a name that a shell must quote
+    (gap,) = audited(*[0.5] * 8, audit__verifier="prüfung:score")
+    assert shlex.split(gap.change[0]) == ["reward.verifier=prüfung:score", "audit.verifier=null"]
 
 
 def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
