@@ -78,6 +78,14 @@ def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_th
     assert a["skipped"]["mean"] == pytest.approx((1 / 8 + 1 / 8 + 1 / 6) / 3)
 
 
+def test_each_pass_over_a_batch_has_updates_of_its_own(experiment, folder):
+    twice = replace(experiment, shared=(*experiment.shared, "train.passes_per_step=2"))
+    (table,) = make_table(collect(twice, folder))
+    # four updates per step
+    skipped = table["rows"][0]["skipped"]["mean"]
+    assert skipped == pytest.approx((1 / 16 + 1 / 16 + 1 / 12) / 3)
+
+
 def test_a_problem_without_a_verdict_in_one_run_is_left_out_of_all(experiment, folder):
     results = collect(experiment, folder)
     (whole,) = make_table(results)

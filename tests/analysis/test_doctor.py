@@ -132,6 +132,15 @@ def test_a_finding_names_numbers_problems_the_error_and_the_option(
     assert doctor(capsys, str(path), "--strict")[0] == 1
 
 
+def test_a_table_that_a_live_run_removes_meanwhile_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
+    monkeypatch.setattr(RunDirectory, "rollout_tables", lambda self: {6: self.rollouts(6)})
+    code, printed = doctor(capsys, str(path))
+    assert (code, printed.startswith("1 error: verifier_errors\n")) == (0, True)
+
+
 def test_json_holds_the_same_and_nothing_else_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -22,6 +22,7 @@ RUNS = {
         "dynamic_sampling.enabled=false",
     ),
     "kl": ("loss.kl_coef=0.1", "loss.kl_in=reward"),
+    "coef": ("reward.coef=0.5",),
 }
 
 
@@ -81,6 +82,19 @@ def test_explain_names_what_each_response_is_compared_with(
         code, printed, _ = command(capsys, "explain", str(runs[name]), "--step", "1", "--equations")
         assert code == 0
         assert words in " ".join(printed.split())
+
+
+def test_the_weight_of_the_rewards_is_a_factor_of_the_formula(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain_group(runs["coef"], 1)
+    eq9 = found["eq9"]
+    assert eq9["coef"] == 0.5
+    for response in found["responses"]:
+        expected = 0.5 * (response["reward"] - eq9["mean"]) / (eq9["std"] + 1e-6)
+        assert response["advantage"] == pytest.approx(expected, abs=1e-12)
+    printed = command(capsys, "explain", str(runs["coef"]), "--step", "1", "--equations")[1]
+    assert "1e-06), times reward.coef=0.5" in " ".join(printed.split())
 
 
 def test_advantages_of_rewards_that_no_file_holds_have_no_formula(

@@ -204,6 +204,24 @@ def words(graded: Graded, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return texts
 
 
+def test_the_axes_of_evaluated_scores_are_not_in_percent(graded: Graded):
+    if MISSING is not None:
+        pytest.skip(MISSING)
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    script = (
+        "return [...document.querySelectorAll('[data-chart^=eval] .ytitle')].map((e) =>"
+        " [e.closest('[data-chart]').dataset.chart.split('/').pop(), e.textContent])"
+        ".filter(([name]) => name === 'accuracy' || name.startsWith('avg@'))"
+    )
+    run = graded.small.name
+    with open_browser() as browser, serving(graded.small, graded.large) as client:
+        browser.get(f"http://127.0.0.1:{client.port}/#/metrics?run={run}&find=eval")
+        wait = WebDriverWait(browser, 60)
+        titles = wait.until(lambda b: b.execute_script(script))
+    assert {title for _, title in titles} == {"mean score"}
+
+
 @pytest.mark.parametrize("part", [*PARTS, "report"])
 def test_the_words_of_the_page(words: dict[str, str], part: str):
     # names of metrics stand where one chooses or reads them by name

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dapo.algo.chance import Beta, expected_chance, measured_chances
+from dapo.analysis.check.facts import CheckedFacts, run_seconds
 from dapo.analysis.probe import (
     Check,
     Probe,
@@ -196,9 +197,10 @@ def test_pass_rates_are_counted_in_bins_with_wilsons_interval():
 
 def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, probe: Probe):
     run = RunDirectory(tmp_path)
-    row = {"rollout/groups_generated": 12, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
+    row = {"rollout/groups_generated": 13, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
     row |= {
         "rollout/groups_aborted": 1,
+        "rollout/groups_stale": 1,
         "rollout/tokens_generated": 480,
         "rollout/tokens_in_minibatches": 160,
     }
@@ -233,6 +235,17 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
     truncate_after(run.metrics, 0)
     with pytest.raises(DataError, match="has finished no step"):
         compare_with_run(probe, run)
+
+
+def test_a_budget_of_tokens_ends_the_estimated_run(probe: Probe):
+    measured = replace(
+        probe, groups_per_step=5.0, response_tokens=10.0, tokens_per_s=100.0, step_s=3.0
+    )
+    config = tiny("rollout.group_size=4", "train.num_steps=100", "data.eval=null")
+    for budget, steps in ((None, 100), (999, 5), (1000, 5), (1001, 6), (10**9, 100)):
+        limited = config.changed("train", token_budget=budget)
+        facts = CheckedFacts(limited, [], 0, None, [])
+        assert run_seconds(facts, measured) == 3 * steps
 
 
 def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(

@@ -21,6 +21,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from dapo.analysis.check.disk import disk_bytes
 from dapo.analysis.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.analysis.check.report import describe_estimate, find_problems, resolve_estimate
 from dapo.config import Config, ModelConfig, build_config, load_config
@@ -292,6 +293,25 @@ def test_too_few_ranks_are_an_error_with_the_number_that_fits():
     assert list(find_problems(make_estimate(paper("distributed.trainer_ranks=16")))) == []
 
 
+def test_more_ranks_are_no_way_out_where_a_run_refuses_them():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
+    (elsewhere,) = find_problems(make_estimate(config, "qwen2.5-7b"))
+    assert "distributed.trainer_ranks=" in elsewhere
+    here = make_estimate(config, "qwen2.5-7b", is_here=True, devices_per_node=1)
+    (problem,) = find_problems(here)
+    assert "distributed.trainer_ranks" not in problem
+    with_critic = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["advantage.estimator=gae"])
+    (problem,) = find_problems(make_estimate(with_critic, "qwen2.5-7b"))
+    assert "distributed.trainer_ranks" not in problem
+
+
+def test_an_engine_for_which_nothing_is_left_is_compared_with_nothing():
+    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16", "train.device=cuda"]
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
+    # the trainer keeps more of a GPU of 8 GiB than it has
+    assert "total, of 0.00 GiB" in describe(config, devices_per_node=1, memory_gib=8)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -492,6 +512,26 @@ def test_the_estimated_disk_space_is_that_of_a_run_within_30_percent(
     assert code == 0
     assert sum(found["disk_bytes"].values()) == pytest.approx(left, rel=0.3)
     assert f"{size(sum(found['disk_bytes'].values()))} of disk" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "whole_checkpoints"),
+    [
+        ([], 4),  # the best, two, and the one that is being written
+        (["data.eval=null"], 3),
+        (["train.eval_every=0"], 3),
+        (["train.num_steps=60"], 3),  # no more are written
+        (["train.keep_checkpoints=5"], 7),
+    ],
+)
+def test_the_best_checkpoint_counts_in_the_largest_size_of_a_run(
+    overrides: list[str], whole_checkpoints: int
+):
+    """The run writes ten checkpoints: a master weight and two moments of 4 bytes each."""
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
+    estimate = make_estimate(config, "qwen2.5-0.5b")
+    largest = disk_bytes(estimate, eval_problems=500, in_training=True)
+    assert largest["checkpoints"] == whole_checkpoints * 12 * sizes_of("qwen2.5-0.5b").parameters
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -17,7 +17,8 @@ import torch
 from dapo.analysis.compare import compare_runs
 from dapo.analysis.doctor import diagnose
 from dapo.analysis.explain import explain_group
-from dapo.analysis.view.queries import Runs
+from dapo.analysis.view import report
+from dapo.analysis.view.queries import Runs, ViewedRun, missing_rollouts
 from dapo.analysis.view.server import HEADERS, listen
 from dapo.config import dump_config, load_config
 from dapo.config.option_entries import flat_options
@@ -618,6 +619,14 @@ def test_questions_to_an_index_that_is_being_filled_count_whole_files(run, tmp_p
     assert {count % size for count in counts} == {0}
 
 
+def test_a_supervised_run_waits_for_no_responses(tmp_path):
+    config = tiny("preset=sft", "data.demonstrations=sft.jsonl")
+    RunDirectory.create(tmp_path / "sft", dump_config(config), {})
+    note = missing_rollouts(ViewedRun(RunReader("sft", tmp_path / "sft")))
+    assert note is not None
+    assert note.startswith("This run samples no responses")
+
+
 def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
     rates: dict[str, list[bool]] = {}
     for row in rows_of(run):
@@ -632,6 +641,24 @@ def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
 
 
 # --- evaluations
+
+
+def test_a_report_holds_a_group_however_large_its_groups_are(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "MAX_GROUP_BYTES", 1)
+    found = report.write_report(run, tmp_path / "report.html")
+    assert found["groups"] == 1
+    assert found["of_groups"] > 1
+
+
+def test_a_report_cuts_the_calls_of_an_agent_as_it_cuts_a_response():
+    long = 10_000 * "x"
+    call = {"text": long, "tool_calls": [long], "messages": [{"text": long}], "context": [long]}
+    calls = [dict(call, messages=[{"text": long}]) for _ in range(3)] + [dict(call, context=["y"])]
+    response = {"response": long, "turns": None, "calls": calls}
+    report.shorten_texts(response)
+    assert len(to_json(response)) < 4 * report.MAX_TEXT + 1000
+    assert [call["context"] for call in calls] == [None, None, None, ["y"]]
+    assert calls[0]["text"].endswith("x...")
 
 
 def test_two_evaluations_are_paired_by_problem(run, client):

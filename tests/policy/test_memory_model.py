@@ -164,6 +164,15 @@ def test_where_nothing_fits_both_options_are_named():
         settled("qwen2.5-1.5b", "train.recompute=false", "rollout.max_response_tokens=20480")
 
 
+def test_ways_out_that_a_critic_refuses_are_not_named():
+    with pytest.raises(ConfigError) as caught:
+        settled("qwen2.5-7b", "advantage.estimator=gae")
+    message = str(caught.value)
+    assert "lower rollout.max_response_tokens" in message
+    assert "distributed.trainer_ranks" not in message
+    assert "model.lora" not in message
+
+
 def test_a_line_says_what_was_chosen_and_why():
     _, reason = resolve_microbatches(config_of(), sizes_of("qwen2.5-1.5b"), H100)
     assert reason is not None

@@ -282,6 +282,8 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {FLAT: 0.9} | CUT, {"overlong__mode": "filter"}),
     ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, CUT, {"dynamic_sampling__enabled": "false"}),
     ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, CUT, {}),
+    # groups that begin again were not judged: 2 of 6 carry a signal
+    ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, {"rollout/groups_stale": 4}, ASYNC),
     ("too_easy", {FLAT: 0.8, "reward/accuracy": 0.8}, CUT,
      {"dynamic_sampling__enabled": "false", "overlong__mode": "filter"}),
     ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, {"rollout/verifier_errors": 32},
@@ -346,6 +348,8 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     assert any(
         each.startswith("loss.clip_high") for each in finding("entropy_collapse", collapsed).change
     )
+    for preset, wider in (("grpo", "loss.clip_high=0.28"), ("gspo", "loss.clip_high=0.0005")):
+        assert wider in finding("entropy_collapse", collapsed, preset=preset).change
     one_update = finding("entropy_collapse", collapsed, train__minibatch_groups=4)
     assert [each.partition("=")[0] for each in one_update.change] == ["optim.lr"]
     silent = {FLAT: 1.0, "reward/accuracy": None}
@@ -354,6 +358,13 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     # responses per step
     assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)
     assert finding("slow_verifier", waits, reward__workers=16).change == ()
+    slow: dict[str, float | None] = {"time/environment_s": 6.0, "time/step_s": 10.0}
+    assert finding("slow_agent", slow, **RUNS_AGENT).change == (
+        "environment.lag_polls=16",
+        "rollout.clock=load",
+    )
+    # there answers count when they come, whatever environment.lag_polls is
+    assert finding("slow_agent", slow, **RUNS_AGENT, rollout__clock="load").change == ()
 
 
 def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
@@ -782,6 +793,53 @@ def test_a_run_whose_rewards_do_not_train_has_no_finding_about_signals(late: Map
     assert found(late, options(**supervised)) == []
 
 
+SUPERVISED = {"schedule": "supervised", "data__demonstrations": "sft.jsonl"}
+IMITATES: Mapping[str, float] = {
+    "rollout/epoch": 0,
+    "rollout/tokens_generated": 0,
+    "rollout/tokens_in_minibatches": 300,
+    "loss/nll": 2.0,
+    "loss/entropy": 0.5,
+    "optim/grad_norm": 0.3,
+    "optim/skipped": 0,
+    "optim/update_tokens": 300,
+    "optim/lr": 1e-6,
+    "time/step_s": 10.0,
+}
+"""A line of a supervised step, which samples no group."""
+
+
+def test_the_steps_of_a_supervised_run_count_and_its_updates_are_examined():
+    config = options(**SUPERVISED)
+    assert found({}, config, early=IMITATES) == []
+    (skipped,) = found({"optim/skipped": 1}, config, early=IMITATES)
+    assert (skipped.name, skipped.steps) == ("skipped_updates", (6, 10))
+    history = MetricHistory()
+    for step in range(1, 4):
+        history.add({"step": step, **IMITATES})
+    assert history.steps == 3
+
+
+def test_a_supervised_policy_may_grow_as_varied_as_examples_that_it_fits_better():
+    config = options(**SUPERVISED)
+    (case,) = found({"loss/entropy": 1.5, "loss/nll": 2.5}, config, early=IMITATES)
+    assert case.name == "entropy_explosion"
+    assert found({"loss/entropy": 1.5, "loss/nll": 1.5}, config, early=IMITATES) == []
+
+
+def test_the_newest_evaluation_of_a_supervised_run_is_not_called_the_first():
+    cut = {f"eval/held/{name}": value for name, value in EVALUATED_CUT.items()}
+    (case,) = found(cut, options(**SUPERVISED), early=IMITATES)
+    assert case.cause.startswith("90.0% of the responses of the last evaluation end at the limit")
+    history = MetricHistory()
+    history.add({"step": 0} | cut)
+    (case,) = active_findings(history, options(**SUPERVISED))
+    assert case.cause.startswith("90.0% of the responses of the first evaluation end at the limit")
+
+
+EVALUATED_CUT = {"accuracy": 0.1, "low": 0.0, "high": 0.3, "truncated_fraction": 0.9}
+
+
 def test_a_corrected_engine_may_differ():
     assert (
         found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis"))
@@ -872,6 +930,9 @@ def test_the_audits_verifier_is_proposed_with_its_options():
         audit__verifier="math",
     )
     assert "reward.options={}" in shlex.split(gap.change[0])
+    # a name that a shell must quote
+    (gap,) = audited(*[0.5] * 8, audit__verifier="prüfung:score")
+    assert shlex.split(gap.change[0]) == ["reward.verifier=prüfung:score", "audit.verifier=null"]
 
 
 def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():

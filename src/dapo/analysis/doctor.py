@@ -204,6 +204,8 @@ def _with_responses(
     num_rows = 0
     newest_first = [step for step in sorted(tables, reverse=True) if first <= step <= last]
     for step in newest_first[:WINDOW]:
+        if not tables[step].is_file():
+            continue  # a run that trains keeps the last ones (log.rollouts=last:N)
         for row in iterate_rows(tables[step]):
             num_rows += 1
             if rule.response(row):

@@ -236,6 +236,7 @@ def _eq9(
         "differences": len(differences),
         "scale": scale,
         "eps": STD_EPS,
+        "coef": options.get("reward.coef", 1.0),
         "credit": options.get("environment.credit") if plays_episodes else None,
     }
 

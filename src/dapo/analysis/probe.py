@@ -202,7 +202,7 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
     def total(*names: str) -> float:
         return sum(row.get(name) or 0.0 for row in rows for name in names)
 
-    undecided = ("rollout/groups_excess", "rollout/groups_aborted")
+    undecided = ("rollout/groups_excess", "rollout/groups_aborted", "rollout/groups_stale")
     decided = total("rollout/groups_generated") - total(*undecided)
     generate_s = total("time/generate_s")
     update_s = total("time/update_s", "time/old_logprobs_s")

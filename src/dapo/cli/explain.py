@@ -324,6 +324,8 @@ def _eq9(facts: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         formula = f"{above} (advantage.scale=none)"
+    if eq9["coef"] != 1:
+        formula = f"{formula}, times reward.coef={eq9['coef']:g}"
     rewards = (
         f"{count:,}"
         f" rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''} have"

@@ -392,11 +392,12 @@ def _kept(gpu: FreeMemory) -> str:
 def _ways_out(memory: TrainerMemory, recompute: bool) -> Iterator[str]:
     if not recompute:
         yield "set train.recompute=true"
-    if memory.config.model.lora is None:
+    config = memory.config
+    # a critic trains in one process, and all of its weights
+    if config.model.lora is None and not config.has_critic:
         yield (
             "raise distributed.trainer_ranks where there are more GPUs, train adapters (model.lora)"
         )
-    config = memory.config
     limits = (config.rollout.max_response_tokens, config.data.max_prompt_tokens)
     yield lower_lengths(config, *limits)
     if memory.config.train.microbatch_tokens is not None:

@@ -303,10 +303,11 @@ def _figures(
     """Return the table's numbers of a finished run."""
     steps = sorted(step for step in rows if step > 0)
     last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
-    updates = sum(
+    minibatches = sum(
         ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups)
         for step in steps
     )
+    updates = config.train.passes_per_step * minibatches
     skipped = sum(rows[step].get("optim/skipped") or 0 for step in steps)
     figures = {
         "steps": len(steps),

@@ -74,8 +74,10 @@ def _checkpoint_bytes(estimate: ResourceEstimate, *, in_training: bool) -> float
     kept = min(written, train.kept_in_training)
     whole = 3 * memory.master_bytes * (memory.trainable_parameters + memory.critic_parameters)
     if in_training:
-        # a new checkpoint is complete before an old one is removed
-        return (kept + (written > kept)) * whole
+        # the best one by evaluation stays beside the newest, and a new one is complete before an
+        # old one is removed
+        has_best = estimate.config.data.eval is not None and train.eval_every > 0
+        return min(written, kept + 1 + has_best) * whole
     num_whole = min(kept, 1 if train.keep_checkpoints is None else train.keep_checkpoints)
     weights = memory.element_bytes * memory.trainable_parameters
     return num_whole * whole + (kept - num_whole) * weights

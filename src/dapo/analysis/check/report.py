@@ -257,9 +257,9 @@ def _table(
     yield f"{title}:"
     for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield (
-        f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available or estimate.available)}"
-    )
+    if available is None:
+        available = estimate.available
+    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available)}"
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
@@ -402,13 +402,10 @@ def _shorter(estimate: ResourceEstimate) -> str:
 def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield single changes of the configuration that make it fit."""
     halves = [estimate.config.microbatch_tokens // 2**k for k in range(1, 8)]
-    ranks = (
-        [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
-    )
     for section, option, values in (
         ("train", "recompute", [True]),
         ("train", "microbatch_tokens", halves),
-        ("distributed", "trainer_ranks", ranks),
+        ("distributed", "trainer_ranks", _more_ranks(estimate)),
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
@@ -419,6 +416,24 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break
+
+
+def _more_ranks(estimate: ResourceEstimate) -> list[int]:
+    """Return larger values of distributed.trainer_ranks that a run would not refuse."""
+    profile = estimate.profile
+    if profile.device != "gpu":
+        return []
+    most = estimate.ranks * 2**11
+    if profile.is_here and not estimate.config.uses_ray:
+        most = profile.devices_per_node  # NCCL takes one rank per GPU
+    numbers = [estimate.ranks * 2**k for k in range(1, 12)]
+    fitting = []
+    for number in numbers:
+        changed = estimate.config.changed("distributed", trainer_ranks=number)
+        # a critic, for example, trains in one process
+        if number <= most and changed.conflict() is None:
+            fitting.append(number)
+    return fitting
 
 
 def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> Iterator[str]:
@@ -436,7 +451,12 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         limit = (
             remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache
         )
-        fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
+        most: float = int(limit)
+        if kind.pages_cache and most == 0:
+            most = int(100 * limit) / 100  # GiB, which may be a part of one
+        # an engine refuses a cache of 0
+        if most > 0:
+            fix = f"set rollout.{engine}.{kind.cache_option} to at most {most:,}"
     elif remaining <= 0:
         requirement = f"{_gib(total - cache)} before any cache"
         if estimate.shares.alternates and total - cache < estimate.profile.memory_gib * GIB:

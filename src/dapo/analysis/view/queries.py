@@ -363,7 +363,10 @@ def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def missing_rollouts(run: ViewedRun) -> str | None:
     """Return why tables of responses are missing; None if every step has one."""
-    setting = str(run.files.config().get("log.rollouts", "all"))
+    config = run.files.config()
+    if config.get("schedule") == "supervised":
+        return "This run samples no responses: it imitates demonstrations (schedule=supervised)."
+    setting = str(config.get("log.rollouts", "all"))
     if setting == "none":
         return (
             "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in"

@@ -124,7 +124,7 @@ def _or_error(answer: Callable[[], Any]) -> Any:
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of stored groups, and the most informative ones that fit."""
+    """Return the number of stored groups, and the most informative ones that fit, at least one."""
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
     budget = MAX_GROUP_BYTES
@@ -133,15 +133,30 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
             run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN
         )
         for response in group["responses"]:
-            response["response"] = shorten(response["response"], MAX_TEXT)  # the page shows where
-            turns = response["turns"] or ()
-            for turn in turns:
-                turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
+            shorten_texts(response)
         budget -= len(to_json(group))
-        if budget < 0:
+        if budget < 0 and chosen:
             break
         chosen.append(group)
     return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
+
+
+def shorten_texts(response: dict[str, Any]) -> None:
+    """Cut the texts of a response, which its turns or calls share; the page shows where."""
+    response["response"] = shorten(response["response"], MAX_TEXT)
+    turns = response["turns"] or ()
+    for turn in turns:
+        turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
+    calls = response["calls"] or ()
+    for call in calls:
+        most = max(MIN_TEXT, MAX_TEXT // len(calls))
+        call["text"] = shorten(call["text"], most)
+        call["tool_calls"] = [shorten(text, most) for text in call["tool_calls"]]
+        for message in call["messages"]:
+            message["text"] = shorten(message["text"], most)
+        # the page shows the messages in the place of their tokens
+        if call["context"] is not None and sum(map(len, call["context"])) > most:
+            call["context"] = None
 
 
 def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:

@@ -43,11 +43,14 @@ def slow_agent(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     if waiting_s < MIN_WAITING_S or waiting_s <= WAITING * step_s:
         return None
-    polls = config.environment.lag_polls
+    change: tuple[str, ...] = ()
+    if config.rollout.is_reproducible:  # with rollout.clock=load answers count when they come
+        polls = min(8 * config.environment.lag_polls, 10**6)
+        change = (f"environment.lag_polls={polls}", "rollout.clock=load")
     return Symptom(
         f"{waiting_s:.3g} of the {step_s:.3g} s of a step wait for agents",
         history.means("time/environment_s", "time/step_s"),
-        (f"environment.lag_polls={min(8 * polls, 10**6)}", "rollout.clock=load"),
+        change,
         advice="import and open what all episodes share when the agent's module is imported",
     )
 

@@ -2,6 +2,7 @@
 change.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -87,6 +88,10 @@ class Rule:
 
 
 def _is_set(change: str, config: Config) -> bool:
-    """Return True if the option of `section.name=value` has that value already."""
-    name, _, value = change.partition("=")
-    return str(reduce(getattr, name.split("."), config)).lower() == value.lower()
+    """Return True if each option of `section.name=value` has that value already."""
+    # as a shell reads it: a name of a module may stand in quotes
+    settings = [setting.partition("=") for setting in shlex.split(change)]
+    return all(
+        str(reduce(getattr, name.split("."), config)).lower() == value.lower()
+        for name, _, value in settings
+    )

@@ -30,6 +30,8 @@ MAY_DIVERGE = (
     "rollout/engine_logprob_gap_mean",
     "rollout/engine_logprob_gap_max",
 )
+_OF_EVERY_STEP = ("rollout/groups_generated", "rollout/tokens_in_minibatches")
+"""Metrics of which a line of a training step has one; a supervised step generates no group."""
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
@@ -79,7 +81,7 @@ class MetricHistory:
         }
         if step == self.step and self.last:
             self.last[-1].update(values)
-        elif "rollout/groups_generated" in values:
+        elif any(name in values for name in _OF_EVERY_STEP):
             self.steps += 1
             self.last.append(values)
             self.first = [*self.first, values][:FIRST]

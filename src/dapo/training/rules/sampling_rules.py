@@ -189,7 +189,7 @@ def signal_rate(history: MetricHistory, config: Config) -> float | None:
 def decided(history: MetricHistory) -> float:
     """The number of groups whose responses were judged and not given up."""
     return history.total("rollout/groups_generated") - history.total(
-        "rollout/groups_excess", "rollout/groups_aborted"
+        "rollout/groups_excess", "rollout/groups_aborted", "rollout/groups_stale"
     )
 
 
@@ -263,11 +263,12 @@ def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     """Most responses end at the limit, and not because they repeat themselves."""
     truncated = history.mean("rollout/truncated_fraction")
     evaluation = history.last_evaluation
-    # of the untrained model, before the first step
+    # before the first step, of the untrained model; a supervised step samples no response either
     if truncated is None and evaluation is not None:
         option = "rollout" if config.eval.max_response_tokens is None else "eval"
         accuracy = None if evaluation.is_score else evaluation.accuracy
-        return _cut_off(evaluation.truncated, accuracy, config, option, " of the first evaluation")
+        which = " of the last evaluation" if history.steps else " of the first evaluation"
+        return _cut_off(evaluation.truncated, accuracy, config, option, which)
     # as soon as too few groups carry a signal, because then the problems would be blamed
     is_sure = history.steps >= MIN_STEPS or _lacks_signal(history, config)
     looping = history.total("rollout/looping_fraction") / max(1, len(history.window()))

@@ -80,7 +80,11 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     # without ratios, or in a loss without that bound, nothing is clipped
     wider: tuple[str, ...] = ()
     if config.clips_high:
-        wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
+        bound = 1.25 * config.loss.clip_high
+        # the paper's bound is of a token's ratio; that of a whole response is a thousandth of it
+        if not SURROGATES[config.loss.surrogate].needs_whole_responses:
+            bound = max(0.28, bound)
+        wider = (f"loss.clip_high={bound:.2g}",)
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
         f" {first_entropy:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
@@ -133,6 +137,7 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     has_learned = (
         not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
     )
+    has_learned = has_learned or _fits_examples(history)
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
@@ -148,6 +153,13 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         },
         (*bonus, _lower_lr(config)),
     )
+
+
+def _fits_examples(history: MetricHistory) -> bool:
+    """Return True if worked examples become likelier: a policy may be as varied as they are."""
+    now = history.mean("loss/nll")
+    first = history.first_mean("loss/nll")
+    return now is not None and first is not None and now < first
 
 
 def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:

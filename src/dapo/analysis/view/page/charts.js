@@ -27,8 +27,17 @@ View.metricOf = (name) => {
   const words = View.words.metrics;
   return words[name] || Object.values(words).find((m) => m.name.includes("{") && new RegExp(`^${m.name.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\w+\}/g, ".+")}$`).test(name)) || null;
 };
-View.unitOf = (name) => { const m = View.metricOf(name); return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit; };
-View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit === "fraction" ? 100 : 1; };
+// Whether the accuracy of an evaluation, or of one of its sources, is a mean score in one of the runs.
+const isOfScores = (name, all) => {
+  const found = /^eval\/(.+)\/(accuracy|low|high|avg@\d+)$/.exec(name);
+  return found !== null && all.some((metrics) => View.isMeanScore(metrics, found[1]));
+};
+View.unitOf = (name, all) => {
+  if (isOfScores(name, all)) return "mean score";
+  const m = View.metricOf(name);
+  return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit;
+};
+View.scaleOf = (name, all) => { const m = View.metricOf(name); return m && m.unit === "fraction" && !isOfScores(name, all) ? 100 : 1; };
 
 // The layout of the x axis: from 0 to the last value in each chart of a page. Steps are whole numbers.
 View.xAxis = (axis, ...xs) => ({ title: View.axes[axis], end: xs.flat().reduce((a, b) => Math.max(a, b), 0), whole: axis === "steps" });

@@ -13,12 +13,12 @@ const comparedOf = (all) => {
 const metricTraces = (name, runs, all, axis) => runs.flatMap((run, i) => {
   const metrics = all[i], x = View.xOf(metrics, axis), colour = RUN_COLOURS[i % RUN_COLOURS.length];
   if (name === "eval accuracy") return View.evaluationNames(metrics).slice(0, 1).flatMap((n) => View.heldOut(metrics, x, n, colour, View.short(run)));
-  return View.curve(metrics, x, name, { label: View.short(run), colour, scale: View.scaleOf(name) });
+  return View.curve(metrics, x, name, { label: View.short(run), colour, scale: View.scaleOf(name, all) });
 });
 
 // The largest possible value of a chart: fractions and accuracies are percentages.
-View.limitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? null : 100) : View.scaleOf(name) === 100 ? 100 : null);
-const unitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "held out, mean score" : "held out (%)") : View.unitOf(name));
+View.limitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? null : 100) : View.scaleOf(name, all) === 100 ? 100 : null);
+const unitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "held out, mean score" : "held out (%)") : View.unitOf(name, all));
 
 // The options in which runs differ, with the value in each.
 const differing = (tables) => {

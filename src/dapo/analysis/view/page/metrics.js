@@ -12,10 +12,8 @@ const intervalOf = (columns, name) => {
   return columns[low] && columns[high] ? { low, high } : null;
 };
 const metricCurves = (metrics, name, axis) => {
-  const x = View.xOf(metrics, axis), interval = intervalOf(metrics.columns, name);
-  if (!interval) return View.curve(metrics, x, name, { scale: View.scaleOf(name) });
-  const scale = name.endsWith("/accuracy") && View.isMeanScore(metrics, name.slice(5, -9)) ? 1 : View.scaleOf(name);
-  return View.curve(metrics, x, name, { scale, ends: interval });
+  const x = View.xOf(metrics, axis), interval = intervalOf(metrics.columns, name), scale = View.scaleOf(name, [metrics]);
+  return View.curve(metrics, x, name, interval ? { scale, ends: interval } : { scale });
 };
 
 // A section that opens by a click; what is folded is neither laid out nor drawn.
@@ -45,7 +43,7 @@ View.pages.metrics = {
     const traces = (name) => metricCurves(metrics, name, axis);
     const cardOf = (name) => {
       const card = View.chart({ title: name, note: (View.metricOf(name) || {}).meaning, traces: () => traces(name),
-        layout: () => ({ legend: false, x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: View.unitOf(name), fromZero: false, limit: View.limitOf(name, [metrics]) }, marks: View.marks(metrics, axis) }) });
+        layout: () => ({ legend: false, x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: View.unitOf(name, [metrics]), fromZero: false, limit: View.limitOf(name, [metrics]) }, marks: View.marks(metrics, axis) }) });
       const isPinned = pins.has(name);
       card.append(View.h("button", { type: "button", class: "pin", id: `pin-${name}`, "aria-pressed": String(isPinned), title: isPinned ? "Back to its section" : "Keep at the top of this page", "aria-label": `pin ${name}`, onclick: () => pin(name) }, isPinned ? "★" : "☆"));
       return card;
