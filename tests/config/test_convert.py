@@ -492,9 +492,7 @@ def test_a_trainer_that_is_not_verls_own_is_named_as_not_read(
         assert f"the code of {program}, which may train in its own way" in head
 
 
-def test_a_reward_model_of_verl_judges_here_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_reward_model_of_verl_judges_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = f"{VERL} reward_model.model.path=a/b reward_model.enable="
     config, _ = converted(tmp_path, "a.sh", f"{script}True", capsys)
     assert config.reward.verifier == "reward_model"

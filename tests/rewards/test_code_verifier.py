@@ -186,7 +186,7 @@ def test_a_row_without_usable_tests_is_an_error(verifier, tests, message):
         ("```python\nx = 1\n```\nprints\n```\n3\n```", "x = 1\n"),
         ("```\nx = 1\n```\nor\n```\nx = 2\n```", "x = 2\n"),
         ("1. Do:\n   ```python\n   if 1:\n       x = 1\n   ```\n2. Run.", "if 1:\n    x = 1\n"),
-        ("```python\nx = \"\"\"\n  \n\"\"\"\n```", "x = \"\"\"\n  \n\"\"\"\n"),
+        ('```python\nx = """\n  \n"""\n```', 'x = """\n  \n"""\n'),
         ("```python\nx = 1", "x = 1"),
         ("```bash\nls\n```", ""),
         ("<think>```python\nx = 0\n```</think>```python\nx = 1\n```", "x = 1\n"),

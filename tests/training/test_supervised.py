@@ -386,20 +386,24 @@ def test_a_column_system_is_the_first_message_unless_there_is_one() -> None:
     assert read({"conversations": weighted}) == read({"conversations": turns})
 
 
-def test_an_instruction_of_alpaca_is_not_read_without_the_rest_of_the_question() -> None:
-    def read_alpaca(**columns: Any) -> Problem:
-        return demonstration_from_row(
-            {"instruction": "Add.", "output": "3", **columns},
-            where="a.json, row 1",
-            source="a",
-            columns=Columns(prompt="instruction"),
-        )
+@pytest.mark.parametrize("columns", [ANY_COLUMNS, Columns(prompt="instruction")])
+def test_a_question_of_alpacas_form_is_read_whole(columns: Columns) -> None:
+    def read_alpaca(**more: Any) -> Problem:
+        row = {"instruction": "Add.", "output": "3", **more}
+        return demonstration_from_row(row, where="a.json, row 1", source="a", columns=columns)
 
-    assert read_alpaca(input="", history=[]).prompt == "Add."
-    with pytest.raises(DataError, match="row 1: the column input belongs to the question too"):
-        read_alpaca(input="1 and 2")
-    with pytest.raises(DataError, match="row 1: the column history belongs to the question too"):
-        read_alpaca(history=[["Hi", "Hello"]])
+    plain = read_alpaca(input="", history=[])
+    assert (plain.prompt, plain.answer) == ("Add.", "3")
+    assert read_alpaca(input="1 and 2").prompt == "Add.\n1 and 2"
+    roles = ("user", "assistant", "user")
+    texts = ("Hello.", "Hi.", "Add.\n1 and 2")
+    assert read_alpaca(input="1 and 2", history=[["Hello.", "Hi."]]).prompt == [
+        {"role": role, "content": text} for role, text in zip(roles, texts, strict=True)
+    ]
+    with pytest.raises(DataError, match="row 1: history must hold pairs of a question and an"):
+        read_alpaca(history=["Hello."])
+    with pytest.raises(DataError, match="row 1: history must be a list of pairs"):
+        read_alpaca(history="Hello.")
 
 
 def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ RESPONSE_COLUMNS = ("response", "completion", "output")
 SYSTEM = "system"
 """The column with the text of a system message that is not among the messages."""
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-_ALPACA_QUESTION = ("input", "history")
-"""Columns that belong to the question beside Alpaca's `instruction`."""
+ALPACA = "instruction"
+"""The column of Alpaca's form, whose question goes on in `input` and begins in `history`."""
 TURNS = "turns"
 """The field of a demonstration with several turns: the messages behind its prompt."""
 
@@ -61,8 +61,9 @@ def demonstration_from_row(
     in the column `messages`. The messages up to the first of the assistant are the prompt. A
     demonstration of several turns has them all in the field `turns`, and the last one as its
     answer; so does one whose turn has further keys, such as `tool_calls`. A text in the column
-    `system` is the prompt's first message, unless it has a system message. Other columns but
-    `tools` and `chat_template_kwargs`, which the chat template reads, are left out.
+    `system` is the prompt's first message, unless it has a system message. Alpaca's `instruction`
+    is a prompt together with `input` and `history`. Other columns but `tools` and
+    `chat_template_kwargs`, which the chat template reads, are left out.
     """
     if isinstance(row, DataError):
         raise row
@@ -77,15 +78,16 @@ def demonstration_from_row(
     )
     conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
     if response is not None:
-        names = (columns.prompt,) if columns.prompt else PROMPT_COLUMNS
+        names = (columns.prompt,) if columns.prompt else (*PROMPT_COLUMNS, ALPACA)
         prompt_column = next((name for name in names if column_value(row, name) is not None), None)
         if prompt_column is None:
             raise DataError(
                 f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
             )
-        if prompt_column == "instruction":
-            _require_whole_instruction(row, where)
-        prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
+        if prompt_column == ALPACA:
+            prompt = _alpaca_prompt(row, where)
+        else:
+            prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
         text = column_value(row, response)
         if isinstance(text, str):
             text = columns.cleaned(text)
@@ -163,18 +165,32 @@ def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _require_whole_instruction(row: Mapping[str, Any], where: str) -> None:
-    """Raise DataError if a row of Alpaca's form has more of its question in other columns."""
-    for name in _ALPACA_QUESTION:
-        value = row.get(name)
-        is_text = isinstance(value, str) and bool(value.strip())
-        has_turns = isinstance(value, list | tuple) and len(value) > 0
-        if is_text or has_turns:
+def _alpaca_prompt(row: Mapping[str, Any], where: str) -> Prompt:
+    """Return the question of a row of Alpaca's form: `instruction`, `input` and `history`.
+
+    A text in `input` follows the instruction on a line of its own. `history` has earlier questions
+    and answers in pairs, which become messages. Raises DataError.
+    """
+    question = column_value(row, ALPACA)
+    if not isinstance(question, str):
+        return as_prompt(question, f"{where}: {ALPACA}")
+    more = row.get("input")
+    if isinstance(more, str) and more.strip():
+        question = f"{question}\n{more}"
+    history = row.get("history")
+    if not history:
+        return as_prompt(question, f"{where}: {ALPACA}")
+    messages: list[Message] = []
+    if not isinstance(history, list | tuple):
+        raise DataError(f"{where}: history must be a list of pairs, got {shown(history)}")
+    for pair in history:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise DataError(
-                f"{where}: the column {name} belongs to the question too, as in Alpaca's form, and"
-                " would be left out; write instruction and input as one column prompt, and"
-                " earlier turns as messages"
+                f"{where}: history must hold pairs of a question and an answer, got {shown(pair)}"
             )
+        for role, content in zip(("user", "assistant"), pair, strict=True):
+            messages.append(as_message({"role": role, "content": content}, f"{where}: history"))
+    return [*messages, as_message({"role": "user", "content": question}, f"{where}: {ALPACA}")]
 
 
 def _turns(value: object, where: str) -> list[Message]:

@@ -134,9 +134,7 @@ class Counter:
 class _ProgramModule(types.ModuleType):
     """A module that tests import, with the public names of the program."""
 
-    def __init__(
-        self, name: str, public: Mapping[str, Any], connection: remote.Connection
-    ) -> None:
+    def __init__(self, name: str, public: Mapping[str, Any], connection: remote.Connection) -> None:
         super().__init__(name)
         self.__dict__.update(public, __connection__=connection)
 
