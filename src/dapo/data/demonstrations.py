@@ -78,37 +78,9 @@ def demonstration_from_row(
     )
     conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
     if response is not None:
-        names = (columns.prompt,) if columns.prompt else (*PROMPT_COLUMNS, ALPACA)
-        prompt_column = next((name for name in names if column_value(row, name) is not None), None)
-        if prompt_column is None:
-            raise DataError(
-                f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
-            )
-        if prompt_column == ALPACA:
-            prompt = _alpaca_prompt(row, where)
-        else:
-            prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
-        text = column_value(row, response)
-        if isinstance(text, str):
-            text = columns.cleaned(text)
-        turns = _turns(text, f"{where}: {response}")
+        prompt, turns = _columns_of(row, response, columns, where)
     elif conversation is not None:
-        messages = _messages(row[conversation], f"{where}: {conversation}")
-        first = next(
-            (i for i, message in enumerate(messages) if message["role"] == "assistant"),
-            len(messages),
-        )
-        if not first or first == len(messages):
-            if first:
-                what = "has no assistant message"
-            else:
-                what = "starts with an assistant message"
-            raise DataError(
-                f"{where}: {conversation} {what}; a demonstration has a prompt and a response"
-            )
-        prompt = messages[:first]
-        turns = messages[first:]
-        _require_turns(turns, f"{where}: {conversation}")
+        prompt, turns = _conversation_of(row[conversation], f"{where}: {conversation}")
     else:
         present = ", ".join(map(str, row)) or "(none)"
         raise DataError(
@@ -130,6 +102,46 @@ def demonstration_from_row(
         )
     key = problem_id(prompt, repr(turns), fields.get("tools"))
     return Problem(key, prompt, answer, source, {**fields, TURNS: turns})
+
+
+def _columns_of(
+    row: Mapping[str, Any], response: str, columns: Columns, where: str
+) -> tuple[Prompt, list[Message]]:
+    """Return the prompt and the turns of a row with a column `response`."""
+    names = (columns.prompt,) if columns.prompt else (*PROMPT_COLUMNS, ALPACA)
+    name = next((name for name in names if column_value(row, name) is not None), None)
+    if name is None:
+        raise DataError(
+            f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
+        )
+    if name == ALPACA:
+        prompt = _alpaca_prompt(row, where)
+    else:
+        prompt = as_prompt(column_value(row, name), f"{where}: {name}")
+    text = column_value(row, response)
+    if isinstance(text, str):
+        text = columns.cleaned(text)
+    return prompt, _turns(text, f"{where}: {response}")
+
+
+def _conversation_of(value: object, where: str) -> tuple[Prompt, list[Message]]:
+    """Return the messages before the assistant's first one, and the rest."""
+    messages = _messages(value, where)
+    first = next(
+        (i for i, message in enumerate(messages) if message["role"] == "assistant"),
+        len(messages),
+    )
+    if first == 0:
+        raise DataError(
+            f"{where} starts with an assistant message; a demonstration has a prompt and a response"
+        )
+    if first == len(messages):
+        raise DataError(
+            f"{where} has no assistant message; a demonstration has a prompt and a response"
+        )
+    turns = messages[first:]
+    _require_turns(turns, where)
+    return messages[:first], turns
 
 
 def _with_system(prompt: Prompt, value: object, where: str) -> Prompt:
