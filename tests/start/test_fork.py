@@ -16,6 +16,7 @@ from dapo.cli.train import resume_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import CODE_FOLDERS
+from dapo.data.problems import load_problems
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
@@ -195,6 +196,25 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
     resume_run(fork, [])
     assert min(position for position, _ in responses(fork, STEP + 1)) == 0
     assert len(metrics(fork)) == 4
+
+
+def test_only_another_number_of_training_problems_begins_them_anew(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    problem = load_problems({"builtin": {"sums": {}}, "size": 11, "seed": 1})[0]
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": problem.prompt, "answer": problem.answer}) + "\n")
+    fork = fork_of(parent, tmp_path / "fork", f"data.eval={held_out}", "train.num_steps=3")
+    resume_run(fork, [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "and its parent had 11: the stream starts at its first problem" in printed
+    assert min(position for position, _ in responses(fork, STEP + 1)) == 0
+    # the number of problems stays, and so does the position
+    instructed = fork_of(parent, tmp_path / "same", "data.instruction=Think.", "train.num_steps=3")
+    resume_run(instructed, [])
+    assert "starts at its first problem" not in capsys.readouterr().out
+    assert min(responses(instructed, STEP + 1)) == min(responses(parent, STEP + 1))
+    assert min(responses(parent, STEP + 1)) > (0, 0)
 
 
 @for_each_row(
