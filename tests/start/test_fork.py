@@ -226,7 +226,12 @@ def test_only_another_number_of_training_problems_begins_them_anew(
             "model.name=gpt2",
             "model.name cannot change in a fork: the checkpoint holds this model's weights",
         ),
-        (2, "model.dtype=bfloat16", "model.dtype cannot change in a fork"),
+        (
+            2,
+            "model.dtype=float64",
+            "model.dtype cannot change in a fork: the checkpoint holds master weights in float64",
+        ),
+        (2, "model.lora=true", "cannot change in a fork: the checkpoint holds what was trained"),
         (2, "preset=grpo", "preset cannot change in a fork: a run has a value for each option"),
         (
             4,
@@ -242,6 +247,13 @@ def test_what_cannot_be_forked_is_refused_in_a_sentence(
     with pytest.raises((CheckpointError, ConfigError)) as refused:
         plan_fork(RunDirectory(parent), step, [override])
     assert message in str(refused.value)
+
+
+def test_it_may_change_the_options_of_the_model_that_a_resume_may_change(parent: Path):
+    overrides = ["model.dtype=bfloat16", "model.trust_remote_code=true"]
+    plan = plan_fork(RunDirectory(parent), STEP, overrides)
+    assert plan.config.model.dtype == "bfloat16"
+    assert plan.config.model.trust_remote_code is True
 
 
 def test_a_fork_is_its_parent_to_the_byte_also_after_that_is_gone_and_never_half_of_it(

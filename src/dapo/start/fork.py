@@ -169,10 +169,17 @@ def require_same_preset(old_config: Config, new_config: Config, where: str) -> N
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
     """Raise ConfigError for a change that a checkpoint forbids, or if no step is left to train."""
     for name in changed:
-        if name.startswith("model."):
+        reason = None
+        if name == "model.name":
+            reason = "this model's weights and its tokenizer's ids"
+        elif name.startswith("model.lora"):
+            reason = "what was trained with the parent's adapters, or without any"
+        elif name == "model.dtype" and "float64" in changed[name]:
+            reason = "master weights in float64 with model.dtype=float64, and else in float32"
+        if reason is not None:
             raise ConfigError(
-                f"{name} cannot change in a fork: the checkpoint holds this model's weights and its"
-                " tokenizer's ids; start a new run with dapo train"
+                f"{name} cannot change in a fork: the checkpoint holds {reason}; start a new run"
+                " with dapo train"
             )
     if config.train.num_steps <= step:
         raise ConfigError(
