@@ -73,8 +73,9 @@ def options_page() -> str:
             " `'data.instruction=Reply with #### and a number'` (the outer quotes are the shell's)."
             " Where an option may be something else, too, `null` is none, a number a number,"
             " `{...}` a mapping and `[...]` a list; a backslash in front makes it a text"
-            " (`data.system=\\null`). Options of a verifier or an environment are YAML where they"
-            " are a number, `true`, `null`, a text in quotes, `{...}` or `[...]`, and texts"
+            " (`data.system=\\null`). The value that meanings call none is written `null`: the word"
+            " `none` is a text, or an error. Options of a verifier or an environment are YAML where"
+            " they are a number, `true`, `null`, a text in quotes, `{...}` or `[...]`, and texts"
             " otherwise; all other options are YAML. An option may be set only once in a call."
         ),
     ]

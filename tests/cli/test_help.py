@@ -63,6 +63,11 @@ def test_each_help_names_all_parameters_and_fits_80_columns(
             assert parameter.hidden or name in shown, (path, name)
 
 
+def test_the_help_of_status_names_both_exit_codes():
+    expected = "The exit code is 1 if a run failed, and 2 if one cannot be read."
+    assert expected in COMMANDS[("status",)].help
+
+
 def test_commands_are_grouped_by_subject():
     panels: dict[str, list[str]] = {}
     for name, command in COMMANDS[()].commands.items():

@@ -4,12 +4,13 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 import dapo
+from dapo.config import SECTIONS, Config
 from dapo.config.load import load_config
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError
@@ -44,6 +45,22 @@ def test_a_stage_has_the_common_options_its_own_and_the_overrides():
     assert [stage.config.model.name for stage in stages.values()] == ["tiny-random"] * 2 + [
         "other/one"
     ]
+
+
+def test_an_empty_section_of_a_stage_leaves_the_common_options():
+    empty = {"train": None, "rollout": None, "data": None, "model": None, "environment": None}
+    common = COMMON | {"environment": "calculator"}
+    stages = build_stages({**common, "stages": {"a": {}, "b": empty}})
+    assert stages["b"].config == stages["a"].config
+    assert stages["b"].takes_model_from == "a"
+    alone = build_stages({**common, "stages": {"a": {"environment": {"name": None}}}})
+    assert alone["a"].config.environment.name is None
+
+
+def test_no_section_can_be_null():
+    """So that `build_stages` may read `train:` without a line as a section that sets nothing."""
+    for name in SECTIONS:
+        assert type(None) not in get_args(Config.model_fields[name].annotation), name
 
 
 def test_adapters_or_a_number_format_of_a_stage_leave_it_the_model_of_the_one_before():

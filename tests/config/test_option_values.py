@@ -2,6 +2,7 @@
 each can be written.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_values_of_several_types_are_told_apart_by_their_form() -> None:
     }.items():
         name = typed.partition("=")[0]
         assert value_of(parse_overrides([typed]), name) == expected, typed
+
+
+def test_the_texts_of_a_list_are_taken_letter_by_letter_too() -> None:
+    words = ["bash", "-c", "echo ${HOME} ${#x} \\${y}"]
+    one_text = f"environment.command={shlex.join(words)}"
+    several = f"environment.command=[{words[0]}, {words[1]}, '{words[2]}']"
+    for typed in (one_text, several):
+        assert build_config(BASE, [typed]).environment.command == tuple(words), typed
+        value = value_of(parse_overrides([typed]), "environment.command")
+        written = override("environment.command", value)
+        assert value_of(parse_overrides([written]), "environment.command") == value, typed
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ def problem(prompt, name="p"):
     return Problem(name, prompt, "a")
 
 
+@pytest.mark.parametrize("word", ["none", "None", "~"])
+def test_a_system_message_that_was_meant_as_none_is_named(word):
+    (note,) = encoder_of(tokenizer(), system=word).notes([])
+    assert note == f"the system message is the text '{word}'; data.system=null sets none"
+    assert encoder_of(tokenizer(), system="none of it").notes([]) == []
+    assert encoder_of(tokenizer()).notes([]) == []
+
+
 def test_text_becomes_a_user_message_and_the_assistant_is_to_answer():
     encoder = encoder_of(tokenizer())
     assert encoder.render(problem("1+1?")) == "<user>1+1?<end><assistant>"

@@ -15,7 +15,7 @@ from dapo.core.errors import DataError
 from dapo.data.sources.readers import read_rows
 from dapo.runs.directory import RunDirectory
 from dapo.runs.run_reader import find_runs
-from dapo.runs.stored_config import load_run_config, trust_module_folders
+from dapo.runs.stored_config import changed_config, load_run_config, trust_module_folders
 from dapo.runs.stored_table import stored_table
 
 ROWS = 777
@@ -52,6 +52,23 @@ def test_relative_folders_of_model_and_teacher_are_those_where_the_run_was_start
     assert config.loss.teacher == str(started_in / "models/teacher")
     moving = load_run_config(run, ["loss.reference={every: 5}"])
     assert (moving.loss.teacher, moving.loss.reference_steps) == (None, 5)
+
+
+def test_a_new_folder_of_a_model_or_teacher_is_stored_from_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "config.yaml"
+    file.write_text("model: models/own\ndata: {train: 'builtin:sums'}\nloss: {kl_coef: 1.0}\n")
+    here = tmp_path / "here"
+    (here / "moved").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    changed = changed_config(file, ["model=moved", "loss.reference.model=moved"])
+    assert (changed.model.name, changed.loss.teacher) == (str(here / "moved"), str(here / "moved"))
+    # what is no folder here stays as it is: an alias, an id of the hub, the stored folder
+    assert changed_config(file, ["optim.lr=0.5"]).model.name == "models/own"
+    assert changed_config(file, ["model=owner/name"]).model.name == "owner/name"
+    (here / "tiny-random").mkdir()
+    assert changed_config(file, ["model=tiny-random"]).model.name == "tiny-random"
 
 
 @pytest.mark.parametrize("content", ["{", '{"stages": {"a": {"options": {"no": 1}}}}'])

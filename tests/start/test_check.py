@@ -11,7 +11,7 @@ from dapo.core.errors import ConfigError
 from dapo.start.check import check, read_data, require_model
 from dapo.start.rows import load_rows
 from helpers.commands import run as command
-from helpers.tiny_runs import tiny
+from helpers.tiny_runs import inputs_of, tiny
 
 TOOLS = ("data.train=environment", "data.eval=null", "environment.tools=[my_tools:add]")
 
@@ -74,6 +74,13 @@ def test_a_folder_with_an_adapter_alone_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds an adapter, expected a whole model"):
         require_model(str(tmp_path))
+
+
+def test_the_length_of_evaluated_responses_counts_only_with_problems_to_evaluate() -> None:
+    longer = "eval.max_response_tokens=5000"  # than the model's positions
+    assert inputs_of(tiny(longer, "data.eval=null")).train
+    with pytest.raises(ConfigError, match="a response of 5000 exceed the 4096 positions"):
+        inputs_of(tiny(longer))
 
 
 def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:

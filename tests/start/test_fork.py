@@ -16,6 +16,7 @@ from dapo.cli.train import resume_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import CODE_FOLDERS
+from dapo.data.problems import load_problems
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
@@ -197,6 +198,25 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
     assert len(metrics(fork)) == 4
 
 
+def test_only_another_number_of_training_problems_begins_them_anew(
+    parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    problem = load_problems({"builtin": {"sums": {}}, "size": 11, "seed": 1})[0]
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text(json.dumps({"prompt": problem.prompt, "answer": problem.answer}) + "\n")
+    fork = fork_of(parent, tmp_path / "fork", f"data.eval={held_out}", "train.num_steps=3")
+    resume_run(fork, [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "and its parent had 11: the stream starts at its first problem" in printed
+    assert min(position for position, _ in responses(fork, STEP + 1)) == 0
+    # the number of problems stays, and so does the position
+    instructed = fork_of(parent, tmp_path / "same", "data.instruction=Think.", "train.num_steps=3")
+    resume_run(instructed, [])
+    assert "starts at its first problem" not in capsys.readouterr().out
+    assert min(responses(instructed, STEP + 1)) == min(responses(parent, STEP + 1))
+    assert min(responses(parent, STEP + 1)) > (0, 0)
+
+
 @for_each_row(
     ["step", "override", "message"],
     [
@@ -206,7 +226,12 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
             "model.name=gpt2",
             "model.name cannot change in a fork: the checkpoint holds this model's weights",
         ),
-        (2, "model.dtype=bfloat16", "model.dtype cannot change in a fork"),
+        (
+            2,
+            "model.dtype=float64",
+            "model.dtype cannot change in a fork: the checkpoint holds master weights in float64",
+        ),
+        (2, "model.lora=true", "cannot change in a fork: the checkpoint holds what was trained"),
         (2, "preset=grpo", "preset cannot change in a fork: a run has a value for each option"),
         (
             4,
@@ -222,6 +247,13 @@ def test_what_cannot_be_forked_is_refused_in_a_sentence(
     with pytest.raises((CheckpointError, ConfigError)) as refused:
         plan_fork(RunDirectory(parent), step, [override])
     assert message in str(refused.value)
+
+
+def test_it_may_change_the_options_of_the_model_that_a_resume_may_change(parent: Path):
+    overrides = ["model.dtype=bfloat16", "model.trust_remote_code=true"]
+    plan = plan_fork(RunDirectory(parent), STEP, overrides)
+    assert plan.config.model.dtype == "bfloat16"
+    assert plan.config.model.trust_remote_code is True
 
 
 def test_a_fork_is_its_parent_to_the_byte_also_after_that_is_gone_and_never_half_of_it(

@@ -22,7 +22,7 @@ from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
-from dapo.start.card.facts import has_trained
+from dapo.start.card.facts import base_of, has_trained
 from dapo.start.check import Checked, UserCode
 from dapo.start.run import with_exported_runs
 from helpers.forked_workers import WorkerForks
@@ -215,7 +215,7 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     shutil.rmtree(run / "checkpoints" / "step_000004")
     alone_with_run = Checked(alone(run), UserCode())
     checked = with_exported_runs(alone_with_run)
-    exported = run / "exported" / "step_000003"
+    exported = exported_of(run, step=3)
     assert checked.config.loss.teacher == str(exported)
     assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
     assert checked.notes == [f"loss.reference.model: {run} is exported to {exported}"]
@@ -234,6 +234,30 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
         with_exported_runs(alone_with_run)
 
 
+def exported_of(run: Path, *, step: int) -> Path:
+    """The only export of a step with which other runs began."""
+    (exported,) = (run / "exported").glob(f"step_{step:06d}-*")
+    return exported
+
+
+def test_a_step_that_was_trained_anew_is_exported_anew(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "teacher"
+    shutil.copytree(whole, run)
+    checked = Checked(alone(run), UserCode())
+    with_exported_runs(checked)
+    first = exported_of(run, step=4)
+    weights = (first / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "checkpoints" / "step_000004")
+    resume_run(run, ["optim.lr=0.02"])
+    second = with_exported_runs(checked).config.loss.teacher
+    assert second is not None
+    assert Path(second).parent == first.parent
+    assert (Path(second) / "model.safetensors").read_bytes() != weights
+    # an earlier student resumes with it
+    assert (first / "model.safetensors").read_bytes() == weights
+    assert base_of(second).text.startswith("the model of the run `teacher` after step 4")
+
+
 def test_a_run_below_the_home_folder_is_a_model_and_a_teacher(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +266,7 @@ def test_a_run_below_the_home_folder_is_a_model_and_a_teacher(
     monkeypatch.setenv("HOME", str(tmp_path))
     named = alone(Path("~/teacher"), "model=~/teacher")
     checked = with_exported_runs(Checked(named, UserCode()))
-    exported = str(run / "exported" / "step_000004")
+    exported = str(exported_of(run, step=4))
     assert (checked.config.model.name, checked.config.loss.teacher) == (exported, exported)
     assert has_trained("~/teacher")
 

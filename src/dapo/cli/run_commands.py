@@ -349,7 +349,7 @@ def status(
 ) -> None:
     """Show the state of runs: step, time left, accuracy, disk use.
 
-    The exit code is 1 if a run failed.
+    The exit code is 1 if a run failed, and 2 if one cannot be read.
     """
     from dapo.runs.run_reader import find_runs
     from dapo.runs.status import run_status

@@ -4,7 +4,8 @@ r"""Reads and writes `option=value`: the type of the option decides, never the v
 - Text or something else (`str | None`, a data source): `null` is none, `{...}` a mapping and
   `[...]` a list, where the type has them; everything else is the text. A backslash in front makes
   it the text: `\null`.
-- A list of texts: a YAML list whose items are texts, `[a, 5, no]`, or a single text.
+- A list of texts: a YAML list whose items are texts, `[a, 5, no]`, or a single text. Each is taken
+  letter by letter, also `${x}`.
 - Unknown, as the options of a verifier or an environment: a number, `true`, `null`, a text in
   quotes, `{...}` and `[...]` as in YAML; everything else is the text.
 - Anything else: YAML.
@@ -52,7 +53,7 @@ def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
             return None
         # one text stands for a list of it
         if not value.lstrip().startswith("["):
-            return value
+            return escape_references(value)
         return _read_texts(value, read_yaml)
     if str in kinds:
         return _read_text(value, kinds, read_yaml)
@@ -87,6 +88,9 @@ def write_value(name: str, value: Any, read_yaml: ReadYaml) -> str:
                 return candidate
     elif not (value is None or _kinds_of(name) - {str, type(None)}):
         raise ConfigError(f"option {name}: input should be a text, got {value!r}")
+    elif isinstance(value, list | tuple) and _TextList in _kinds_of(name):
+        # `read_value` escapes each text
+        value = [plain_references(item) if isinstance(item, str) else item for item in value]
     return json.dumps(value, ensure_ascii=False, default=_function_path)
 
 
@@ -212,9 +216,11 @@ def _quoted_text(value: str) -> str | None:
 
 def _read_texts(value: str, read_yaml: ReadYaml) -> Any:
     """Read a list whose items are texts, also where YAML would read them as numbers or booleans."""
-    read_yaml(value)  # raises for what is not YAML, or nested too deeply
+    # raises for what is not YAML, or nested too deeply; `${` of a text is no reference to be parsed
+    read_yaml(value.replace("$", "_"))
     _require_no_comment(value)
-    return yaml.load(value, yaml.BaseLoader)  # makes only texts, lists and mappings
+    items = yaml.load(value, yaml.BaseLoader)  # makes only texts, lists and mappings
+    return [escape_references(item) if isinstance(item, str) else item for item in items]
 
 
 def _require_no_comment(value: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo.config.load import STAGES, build_config, merge_options, parse_overrides
+from dapo.config.messages import SECTIONS
 from dapo.config.options import Config
 from dapo.core.errors import ConfigError
 from dapo.core.text import did_you_mean
@@ -31,7 +32,7 @@ def build_stages(
     A stage has the options beside `stages`, those of its own, and the overrides, of which the last
     win. `stages.NAME.OPTION=VALUE` overrides an option of one stage. A later stage trains the model
     of the one before, unless its own options name another: until it begins, its configuration names
-    the model of the first one.
+    the model of the first one. An empty section of a stage sets nothing.
 
     Raises ConfigError: one message for all faults of the first stage that has any.
     """
@@ -53,8 +54,9 @@ def build_stages(
     shared = [item for item in overrides if not item.startswith(f"{STAGES}.")]
     built: dict[str, Stage] = {}
     previous = None
-    for name, options in stages.items():
+    for name, written in stages.items():
         stage_where = f"{where}, stage {name}"
+        options = _without_empty_sections(written)
         merged = merge_options(common, options)
         config = build_config(merged, [*shared, *own[name]], where=stage_where)
         own_model = merge_options(options, parse_overrides(own[name])).get("model")
@@ -63,6 +65,16 @@ def build_stages(
         built[name] = Stage(config, None if has_own_model else previous)
         previous = name
     return built
+
+
+def _without_empty_sections(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out sections that hold nothing, as where each line of `train:` is a comment.
+
+    No section can be null, so that an empty one sets nothing.
+    """
+    return {
+        name: value for name, value in options.items() if value is not None or name not in SECTIONS
+    }
 
 
 def _own_overrides(overrides: Sequence[str], stages: Sequence[str]) -> dict[str, list[str]]:

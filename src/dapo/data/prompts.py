@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _QUESTION = "question"
 _ANSWER = "answer of the assistant"
+_WORDS_FOR_NULL = ("none", "null", "~")
 _ENDS_NOTHING = re.compile(r"(?<![a-z])unk|think|reason", re.IGNORECASE)
 """Special tokens that do not end a text: the token for unknown text, and the marks around private
 reasoning.
@@ -297,6 +298,9 @@ class PromptEncoder:
             reason = "no chat template is used"
             return [f"{name} is not shown to the model: {reason}" for name in columns]
         notes = []
+        system = self.config.system
+        if system is not None and system.casefold() in _WORDS_FOR_NULL:
+            notes.append(f"the system message is the text {system!r}; data.system=null sets none")
         variables = self.template.variables_read
         time = self.time_read
         if time is not None:

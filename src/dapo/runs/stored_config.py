@@ -62,14 +62,8 @@ def load_run_config(
                 location = moved
         if location.is_file():
             there.append(override(key, str(location)))
-    models = {
-        "model.name": run_config.model.name,
-        "loss.reference.model": run_config.loss.teacher,
-    }
-    for key, name in models.items():
-        if started_in is None or name is None or name in MODEL_ALIASES:
-            continue
-        if (started_in / name).is_dir():
+    for key, name in _local_models(run_config).items():
+        if started_in is not None and (started_in / name).is_dir():
             there.append(override(key, str(started_in / name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     # the chat template reads the time of the run's first start
@@ -89,18 +83,35 @@ def without_old_options(overrides: Sequence[str]) -> list[str]:
 
 
 def changed_config(file: Path, overrides: Sequence[str]) -> Config:
-    """Return a run's options with overrides; the path of a new data file here becomes absolute."""
-    stored_data = load_config(file).data
+    """Return a run's options with overrides.
+
+    The paths of data files and of folders of models that are new, and here, become absolute.
+    """
+    stored = load_config(file)
     overrides = without_old_options(overrides)
-    changed_data = load_config(file, overrides).data
+    changed = load_config(file, overrides)
     path_overrides = []
-    for name, source in changed_data.sources.items():
-        if source == stored_data.sources.get(name):
+    for name, source in changed.data.sources.items():
+        if source == stored.data.sources.get(name):
             continue
         for option, path in paths_in(source, name).items():
             if Path(path).is_file():
                 path_overrides.append(override(option, str(Path(path).absolute())))
+    stored_models = _local_models(stored)
+    for option, model in _local_models(changed).items():
+        if model != stored_models.get(option) and Path(model).is_dir():
+            path_overrides.append(override(option, str(Path(model).absolute())))
     return load_config(file, [*overrides, *path_overrides])
+
+
+def _local_models(config: Config) -> dict[str, str]:
+    """Return the models that may be folders, by option."""
+    names = {"model.name": config.model.name, "loss.reference.model": config.loss.teacher}
+    return {
+        option: name
+        for option, name in names.items()
+        if name is not None and name not in MODEL_ALIASES
+    }
 
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import dapo
 from dapo.config import Config, DataConfig
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.files import crc32_of
 from dapo.core.model_files import DtypeName, require_new_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
@@ -16,6 +17,7 @@ from dapo.start.card.card import model_card
 from dapo.start.card.facts import CARD_FILE, base_of, read_card
 from dapo.start.card.use import evaluation_words
 from dapo.start.hub import find_repository, push_folder
+from dapo.training.saved_state import STATE_FILE
 
 if TYPE_CHECKING:
     from dapo.policy.model import LoadedModel
@@ -30,7 +32,9 @@ def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
     checkpoint = run.checkpoints.latest(warn=log)
     if checkpoint is None:
         raise CheckpointError(f"{option}={name} has no checkpoint yet")
-    exported = run.exported_folder / checkpoint.name
+    # a step that is trained anew, as after a damaged checkpoint, has other counts: its seconds, ...
+    counts = crc32_of(checkpoint / STATE_FILE)
+    exported = run.exported_folder / f"{checkpoint.name}-{counts}"
     if not exported.is_dir():
         # another run begins with these weights: unrounded
         export_model_of(run.path, exported, step=step_of(checkpoint), warn=log, dtype=None)

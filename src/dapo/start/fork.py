@@ -40,7 +40,7 @@ from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import WRITTEN, Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
-from dapo.training.saved_state import STATE_FILE, is_logged, read_state
+from dapo.training.saved_state import MAY_RESTART, STATE_FILE, is_logged, read_state
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
 # entries of a manifest that locate the data and modules of a run, and the options that were written
@@ -57,6 +57,10 @@ _KEEPS_NEXT_BATCH = (
     "train.",
 )
 """Options, and prefixes of options, on which a batch sampled in advance does not depend."""
+_CHANGES_PROBLEMS = ("data.", "environment.", "rollout.max_response_tokens", "schedule")
+"""Options, and prefixes of options, on which it depends which training problems are left out: those
+that are held out, and prompts and demonstrations that are too long.
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ class ForkPlan:
                 " random numbers differ, and problems may repeat within the epoch"
             ]
         if any(name.startswith("data.") for name in changed):
-            return ["prompts or problems changed: the same random numbers give different responses"]
+            return [
+                "prompts or problems changed: the same random numbers give different responses; if"
+                " the number of training problems changes, the stream starts at its first problem"
+            ]
         return []
 
 
@@ -162,10 +169,17 @@ def require_same_preset(old_config: Config, new_config: Config, where: str) -> N
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
     """Raise ConfigError for a change that a checkpoint forbids, or if no step is left to train."""
     for name in changed:
-        if name.startswith("model."):
+        reason = None
+        if name == "model.name":
+            reason = "this model's weights and its tokenizer's ids"
+        elif name.startswith("model.lora"):
+            reason = "what was trained with the parent's adapters, or without any"
+        elif name == "model.dtype" and "float64" in changed[name]:
+            reason = "master weights in float64 with model.dtype=float64, and else in float32"
+        if reason is not None:
             raise ConfigError(
-                f"{name} cannot change in a fork: the checkpoint holds this model's weights and its"
-                " tokenizer's ids; start a new run with dapo train"
+                f"{name} cannot change in a fork: the checkpoint holds {reason}; start a new run"
+                " with dapo train"
             )
     if config.train.num_steps <= step:
         raise ConfigError(
@@ -218,7 +232,8 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
         name = path.relative_to(plan.checkpoint).as_posix()
         if path.is_file() and name not in omitted:
             _link(path, folder / name)
-    if not drops_batch and not _moves_stream(changed):
+    may_restart = any(name.startswith(_CHANGES_PROBLEMS) for name in changed)
+    if not drops_batch and not may_restart:
         return
     state = read_state(plan.checkpoint)
     # its problems and the keep rate return to the state before it
@@ -228,15 +243,15 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
         state |= {"sampler": dict(start.sampler or state["sampler"])}
     if _moves_stream(changed):
         state["stream"] = {"epoch": 0, "offset": 0}
+    elif may_restart:
+        # the number of problems is known when their prompts are encoded, at the start
+        state["stream"] |= {MAY_RESTART: True}
     atomic_write_json(folder / STATE_FILE, state)
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
-    """Return True if the training problems differ, so that old positions mean nothing."""
-    return any(
-        name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens"))
-        for name in changed
-    )
+    """Return True if the training problems are other ones, so that old positions mean nothing."""
+    return any(name == "data.train" or name.startswith("data.train.") for name in changed)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -86,9 +86,10 @@ def read(
         problems, answers = _encode(problems, config, loaded, encoder, notes)
     if held_out:
         held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
-    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
-    if training:
-        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+    response_tokens = config.rollout.max_response_tokens
+    evaluated_tokens = config.eval.max_response_tokens
+    if held_out and evaluated_tokens is not None:
+        response_tokens = max(response_tokens, evaluated_tokens) if training else evaluated_tokens
     require_fit([*problems, *held_out], encoder, loaded, config, response_tokens)
     config = resolve_engine(config, loaded.model)
     return Inputs(

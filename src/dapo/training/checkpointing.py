@@ -1,7 +1,7 @@
 """Saves a run's state in checkpoints, when due or after a failure, and restores a run from one."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dapo.sampling.continuous import ContinuousSampling, Kept, restore_kept
 from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
 from dapo.sampling.saved_groups import SavedGroups, read_groups, write_groups
 from dapo.training.checkpoint_writer import StorageError
-from dapo.training.saved_state import STATE_FILE, pending_metrics_of, read_state
+from dapo.training.saved_state import MAY_RESTART, STATE_FILE, pending_metrics_of, read_state
 from dapo.training.signals import StoppedByCallback
 from dapo.training.state import Run, TrainState
 
@@ -131,7 +131,7 @@ def restore(run: Run, checkpoint: Path) -> None:
     """Restore a run to the state of a checkpoint, with a prefetched batch if it has one."""
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
-    run.sampling.stream.load_state_dict(state["stream"])
+    _restore_stream(run, state["stream"])
     is_same_verifier = state.get("judging") == run.config.reward.judging
     run.sampling.sampler.load_state_dict(
         state["sampler"] | ({} if is_same_verifier else {"errors": []})
@@ -152,3 +152,16 @@ def restore(run: Run, checkpoint: Path) -> None:
         prefetched_batch=groups.prefetched,
         is_saved=True,
     )
+
+
+def _restore_stream(run: Run, state: Mapping[str, int]) -> None:
+    """Restore the position in the training problems; a fork with fewer or more begins them anew."""
+    stream = run.sampling.stream
+    size = state.get("size", len(stream))
+    if state.get(MAY_RESTART) and size != len(stream):
+        run.tracker.message(
+            f"the fork has {len(stream)} training problems, and its parent had {size}: the stream"
+            " starts at its first problem"
+        )
+        return
+    stream.load_state_dict(state)

@@ -9,6 +9,8 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import read_json
 
 STATE_FILE = "state.json"
+MAY_RESTART = "may_restart"
+"""The entry of a stream's state in a fork that may have another number of problems."""
 
 
 def is_logged(checkpoint: Path) -> bool:

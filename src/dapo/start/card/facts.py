@@ -122,7 +122,8 @@ def base_of(name: str) -> Base:
         return Base(code(name), name if _HUB_ID.fullmatch(name) else None)
     text = f"the model in {code(path.name)}"
     if path.parent.name == RunDirectory(path).exported_folder.name:
-        step = path.name.removeprefix("step_").lstrip("0") or "0"
+        number = path.name.removeprefix("step_").partition("-")[0]
+        step = number.lstrip("0") or "0"
         text = f"the model of the run {code(path.parents[1].name)} after step {step}"
     base = _front_matter_of(path / CARD_FILE).get("base_model")
     ancestor_id = None
