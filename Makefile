@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym install-gpu quickstart docs-outputs test test-changed test-libraries test-without-kernels test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
+.PHONY: install install-dev install-gym install-gpu quickstart docs-outputs test test-changed test-processes test-libraries test-without-kernels test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -50,11 +50,22 @@ quickstart: install
 # read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	$(PARALLEL) -m "not ray and not nightly" $(LIBRARIES:%=--ignore=%) $(REPOSITORY:%=--ignore=%) $(ARGS)
+	$(PARALLEL) -m "not ray and not nightly" $(foreach path,$(PROCESSES) $(LIBRARIES) $(REPOSITORY),--ignore=$(path)) $(ARGS)
 
 # one thread per process: with two, processes that wait for each other's threads take up to forty times as long
 PARALLEL  = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 LIBRARIES = tests/code_sandbox tests/strict_math tests/rewards/test_linear_time.py tests/rewards/test_provoked_errors.py
+
+# browsers, kills at random moments, and whole programs: what starts processes and waits for them
+PROCESSES  = $(foreach name,test_view_browser test_damaged_runs test_graded_runs,tests/analysis/$(name).py)
+PROCESSES += $(foreach name,test_notebook_kernel test_python_runs,tests/api/$(name).py)
+PROCESSES += $(foreach name,test_nonsense test_runs test_starts agents/test_sdks,tests/environments/$(name).py)
+PROCESSES += $(foreach name,test_hostile_verifiers test_verifier_pool,tests/rewards/$(name).py)
+PROCESSES += $(foreach name,durability fake_cuda isolation kills platforms plugins,tests/system/test_$(name).py)
+PROCESSES += $(foreach name,test_async_laws test_asynchronous test_load,tests/training/$(name).py)
+PROCESSES += tests/distributed tests/gated_store tests/policy/test_fsdp.py tests/runs/test_foreign_run.py tests/start/test_fork.py
+test-processes: install-dev
+	$(PARALLEL) -m "not ray and not nightly" $(PROCESSES) $(ARGS)
 
 # the two libraries, which import nothing of dapo, and what verifiers do with responses that are made to harm them
 test-libraries: install-dev

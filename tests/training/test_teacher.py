@@ -234,6 +234,16 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
         with_exported_runs(alone_with_run)
 
 
+def test_a_resumed_run_may_take_a_run_as_its_new_teacher(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "student"
+    shutil.copytree(whole, run)
+    teacher_run = tmp_path / "teacher"
+    shutil.copytree(whole, teacher_run)
+    resume_run(run, [f"loss.reference.model={teacher_run}", "train.num_steps=5"])
+    (row,) = [row for row in metrics(run) if row["step"] == 5]
+    assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # it is its own teacher
+
+
 def exported_of(run: Path, *, step: int) -> Path:
     """The only export of a step with which other runs began."""
     (exported,) = (run / "exported").glob(f"step_{step:06d}-*")

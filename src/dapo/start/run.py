@@ -182,7 +182,8 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | E
 def ready_to_continue(run: CheckedRun) -> ReadyRun:
     """Read the inputs of a run whose options and data are checked. Raises DapoError."""
     with os_errors_as_dapo_errors(), with_start_folder(run.directory):
-        inputs = _read(resolve(run.checked), run.data)
+        # a changed option may name a run as the teacher
+        inputs = _read(resolve(with_exported_runs(run.checked)), run.data)
         if inputs.config.environment != load_run_config(run.directory).environment:
             _try_environment(inputs)
         save_tokenizer(run.directory, loaded=inputs.loaded)
