@@ -260,3 +260,9 @@ def test_a_sentence_answers_where_it_repeats_its_question(name):
         answers = [sentence for sentence in answers if sentence not in with_working]
     assert accepted(REPEATED) == answers
     assert accepted(OTHER_STATEMENTS) == []
+
+
+def test_a_question_with_as_names_no_seconds():
+    question = "Ann is 3 times as old as Jane. How old is Ann?"
+    assert is_right("24", "Answer: 24 years", question)
+    assert not is_right("24", "Answer: 24 miles", question)

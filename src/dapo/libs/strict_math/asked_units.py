@@ -52,7 +52,8 @@ _ASKS = re.compile(
     r"\b(?:what|how|find|determine|compute|calculate|evaluate|give|express)\b", re.IGNORECASE
 )
 _DIVISOR = re.compile(
-    r"(?:\bper|/|\ban?|\beach|\bevery)\s*(?P<unit>[A-Za-z]+)|\b(?P<adverb>hour|dai|week|month|year)ly\b"
+    r"(?:/\s*|\b(?:per|an?|each|every)\s+)(?P<unit>[A-Za-z]+)"
+    r"|\b(?P<adverb>hour|dai|week|month|year)ly\b"
 )
 _AFTER_NUMBER = re.compile(r"\d\}?\$?[ -]?(?:\\(?:text|mathrm)\{ ?)?(?P<unit>[A-Za-z]+)")
 _WORD = re.compile(r"[A-Za-z]{3,}")
