@@ -119,6 +119,10 @@ class AskedUnits:
             return True
         return any(power < 0 for _, power in undivided)
 
+    def name(self, word: str) -> bool:
+        """Return True if a word is a unit that the question names: `dollars`, where it has `$3`."""
+        return canonical(word) in self._named
+
     def exclude_quantity(self, name: str) -> bool:
         """Return True if a quantity has none of the dimensions that the question asks for: a
         perimeter, asked for an area.
