@@ -52,7 +52,8 @@ _ASKS = re.compile(
     r"\b(?:what|how|find|determine|compute|calculate|evaluate|give|express)\b", re.IGNORECASE
 )
 _DIVISOR = re.compile(
-    r"(?:\bper|/|\ban?|\beach|\bevery)\s*(?P<unit>[A-Za-z]+)|\b(?P<adverb>hour|dai|week|month|year)ly\b"
+    r"(?:/\s*|\b(?:per|an?|each|every)\s+)(?P<unit>[A-Za-z]+)"
+    r"|\b(?P<adverb>hour|dai|week|month|year)ly\b"
 )
 _AFTER_NUMBER = re.compile(r"\d\}?\$?[ -]?(?:\\(?:text|mathrm)\{ ?)?(?P<unit>[A-Za-z]+)")
 _WORD = re.compile(r"[A-Za-z]{3,}")
@@ -117,6 +118,10 @@ class AskedUnits:
         if any(map(is_measure, names - self._named)):
             return True
         return any(power < 0 for _, power in undivided)
+
+    def name(self, word: str) -> bool:
+        """Return True if a word is a unit that the question names: `dollars`, where it has `$3`."""
+        return canonical(word) in self._named
 
     def exclude_quantity(self, name: str) -> bool:
         """Return True if a quantity has none of the dimensions that the question asks for: a

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from typing import TypeAlias
 
 from .answer import (
@@ -45,7 +46,7 @@ from .extraction import extract_answer
 from .languages import value_in_language
 from .question import Question
 from .real_sets import infinity_of, same_endpoints
-from .sentences import digits_for_words, value_in_sentence, value_in_words_of
+from .sentences import digits_for_words, statements_of, value_in_sentence, value_in_words_of
 from .spellings import with_binomials
 from .text import normalize_number
 from .units import PERCENT, Nouns, Unit, format_unit
@@ -210,6 +211,9 @@ class Reference:
         values that these state as sentences.
         """
         forms = list(dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text))))
+        if self._is_number:
+            statements = [statements_of(form, self.question) for form in forms]
+            forms = list(dict.fromkeys(chain(forms, *statements)))
         values = [value_in_sentence(form, self.question) for form in forms]
         values += [value_in_language(form, self.question.text) for form in forms]
         values += [value_in_words_of(self.question, form) for form in forms]

@@ -19,6 +19,7 @@ _MAX_COUNTED = 500
 _MIN_WORDS = 3
 _WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
 _SENTENCE = re.compile(r"(?:[^.?!\n]|[.?!](?=\S))+[.?!]?")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _ENDS = frozenset("?.!\n")
 _ASKING = word_set(
     "what find how which who when where compute determine calculate evaluate express give simplify"
@@ -87,10 +88,21 @@ _HEDGES = word_set(
 _AT_BOUND = re.compile(r"\bat (?:least|most)\b", re.IGNORECASE)
 _EACH = word_set("each every one another")
 _COMPARED = word_set("more fewer less longer farther further taller older faster heavier")
+_MORE = word_set("more fewer less")
+_SHOULD = word_set("should must need needs can will would")
+_MODALS = word_set("should could must")
+_NEEDS_TO = re.compile(r"\bneeds? to\b(?= )")
+_PAIR = re.compile(r"([a-z]{2,}) and (?:(?:the|a|an|his|her|its|their|\d+) )?([a-z]{2,})")
+# `If Tom is 3,` of `If Tom is 3, how old is Ann?`, and ` if Tom is 3` behind the question
+_CONDITION = re.compile(
+    r"\b(?:if|when|given that|assuming)\b[^.?!]{0,300}?,(?=[^,.?!]{0,300}\b(?:how|what)\b)"
+    r"|,? \bif\b[^.?!,]{0,300}",
+    re.IGNORECASE,
+)
 _FEW_WORDS = 3
 _BE = word_set("is are was were be")
 _HAVE = word_set("has have had")
-_AUXILIARIES = word_set("do does did will would can could")
+_AUXILIARIES = word_set("do does did will would can could should must")
 _CAPITALIZED_IN = re.compile(r"(?<=\S )[A-Z][a-z]+|^(?!The |A |An |There )[A-Z][a-z]+")
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 
@@ -240,7 +252,7 @@ class Question:
                 return False
         return True
 
-    def repeats(self, before: str, behind: str) -> bool:
+    def repeats(self, before: str, behind: str, *, is_money: bool = False) -> bool:
         """Return True if a sentence repeats the sentences that ask, with a number in the place of
         `how many`: `It took Ann 30 months` answers `How many months did it take Ann?`.
 
@@ -251,13 +263,18 @@ class Question:
         Args:
             before: The words before the number, with the verb.
             behind: Those behind it, which begin with what the question counts, or with a unit.
+            is_money: True if the number has the sign of a currency.
         """
         subject = _lower_words(before)
         rest = _lower_words(behind)
-        if not self._states(before, subject, rest) or not self._counts_first(rest):
+        is_measured = is_money or (bool(rest) and is_unit(rest[0]))
+        if not self._states(before, subject, is_measured) or not self._counts_first(rest):
             return False
         words = subject + rest
-        if not _HEDGES.isdisjoint(words) or _AT_BOUND.search(before):
+        hedges = _HEDGES - (_MODALS & self._asking_words)
+        if not hedges.isdisjoint(words) or _AT_BOUND.search(before):
+            return False
+        if self._tells_half(words) or self._tells_of_another(before):
             return False
         if not _EACH.isdisjoint(words) and not self._asks_for_one:
             return False
@@ -268,18 +285,110 @@ class Question:
             if not self._compares_with(rest[place + 1 :]):
                 return False
             words = subject + rest[:place]
+        is_age = rest[:1] in (["years"], ["year"]) and "old" in self._asking_words
+        if is_age or (rest and self._units.name(rest[0])):
+            words.remove(rest[0])  # the comparison judges the unit
+        if not _SHOULD.isdisjoint(self._asking_words):
+            words = _NEEDS_TO.sub("", " ".join(words)).split()
         return all(self._says(word) for word in words)
 
-    def _states(self, before: str, subject: Sequence[str], rest: Sequence[str]) -> bool:
-        """Return True if words have a verb that the question has, or `is` with a name or a unit."""
+    def _tells_half(self, words: Sequence[str]) -> bool:
+        """Return True if words have one of two things that the question asks about together: `Ann`,
+        where it has `Ann and Tom`.
+        """
+        singulars = set(map(_singular, words))
+        return any(len(pair & singulars) == 1 for pair in self._pairs)
+
+    @cached_property
+    def _pairs(self) -> list[set[str]]:
+        """The two words at each `and` of the clauses that ask."""
+        pairs = _PAIR.findall(self._asking_clauses.lower())
+        return [{_singular(first), _singular(second)} for first, second in pairs]
+
+    def _tells_of_another(self, subject: str) -> bool:
+        """Return True if a subject has a name that only the conditions have, where the clauses that
+        ask have one: `Tom`, where the question is `If Tom is 3, how old is Ann?`.
+        """
+        asking = set(_CAPITALIZED_IN.findall(self._asking_clauses))
+        words = set(re.findall(r"[a-z]+", self._asking_clauses.lower()))
+        if not asking or not _REFERRING.isdisjoint(words):
+            return False
+        names = {name.lower() for name in _CAPITALIZED.findall(subject)}
+        return not words.issuperset(names & self._all_names)
+
+    @cached_property
+    def _asking_clauses(self) -> str:
+        """The sentences that ask, without the condition before or behind the question."""
+        return _CONDITION.sub("", self._asking_text)
+
+    def asks_with_number(self, text: str) -> bool:
+        """Return True if a text begins with a number of a sentence that asks, with what it counts:
+        `8 pens`.
+        """
+        words = _plain_words(text)[:2]
+        return len(words) == 2 and any(words == pair for pair in self._asked_numbers)
+
+    @cached_property
+    def _asked_numbers(self) -> list[list[str]]:
+        """The numbers of the sentences that ask, each with the word behind it."""
+        words = _plain_words(self._asking_text)
+        return [words[index : index + 2] for index, word in enumerate(words) if word.isdigit()]
+
+    def gives(self, reason: str, *, in_asking: bool) -> bool:
+        """Return True if the question has all the words and numbers of a reason, and if that hedges
+        nothing.
+
+        Args:
+            reason: The reason for a conclusion.
+            in_asking: True if the sentences that ask must have its words.
+        """
+        words = _lower_words(reason)
+        if not self.gives_numbers(reason) or not _HEDGES.isdisjoint(words):
+            return False
+        words = [word for word in words if word not in NEUTRAL and not word.isdigit()]
+        if in_asking:
+            return self.asks_about(words)
+        verbs = {_verb(word) for word in self.words}
+        return all(_singular(word) in self.words or _verb(word) in verbs for word in words)
+
+    def gives_numbers(self, text: str) -> bool:
+        """Return True if the question has all the numbers of a text."""
+        return self._numbers.issuperset(_NUMBER.findall(text))
+
+    def asks_with_numbers(self, text: str) -> bool:
+        """Return True if the sentences that ask have all the numbers of a text."""
+        return set(_NUMBER.findall(self._asking_text)).issuperset(_NUMBER.findall(text))
+
+    @cached_property
+    def _numbers(self) -> frozenset[str]:
+        return frozenset(_NUMBER.findall(self.text[-_MAX_CHARS:]))
+
+    def _states(self, before: str, subject: Sequence[str], is_measured: bool) -> bool:
+        """Return True if words have a verb that the question has, or `is` with a name, a unit or the
+        number of what is counted.
+        """
         if not _BE.isdisjoint(subject):
-            is_measured = bool(rest) and is_unit(rest[0])
-            return is_measured or "there" in subject or _CAPITALIZED_IN.search(before) is not None
+            if is_measured or "there" in subject or self._names_count(subject):
+                return True
+            return _CAPITALIZED_IN.search(before) is not None
         if not _HAVE.isdisjoint(subject):
             return True
         verbs = {_verb(word) for word in self._asking_words}
         is_asked = not self._asking_words.isdisjoint(_AUXILIARIES)
         return any(_verb(word) in verbs and (is_asked or _verb(word) != word) for word in subject)
+
+    def _names_count(self, subject: Sequence[str]) -> bool:
+        """Return True if words name the number of what the question counts: `the number of cups`,
+        where it has `how many cups`.
+        """
+        words = [word for word in subject if word not in DETERMINERS]
+        if "of" not in words:
+            return False
+        place = words.index("of")
+        thing = words[place + 1 : place + 2]
+        if words[:place] not in (["number"], ["total", "number"]):
+            return False
+        return any(counted[:1] == list(map(_singular, thing)) for counted in self._counted)
 
     def _counts_first(self, rest: Sequence[str]) -> bool:
         """Return True if the words behind a number begin with a unit, or with what the question
@@ -287,7 +396,11 @@ class Question:
         """
         if not rest or rest[0] in NEUTRAL or rest[0] == "than" or is_unit(rest[0]):
             return True
-        return any(counted and _singular(rest[0]) == counted[0] for counted in self._counted)
+        first = list(map(_singular, rest[:2]))
+        if first[1:] and first[1] in _MORE:
+            first.reverse()  # `5 laps more` for `how many more laps`
+            return any(counted[:2] == first for counted in self._counted)
+        return any(counted and first[0] == counted[0] for counted in self._counted)
 
     def _says(self, word: str) -> bool:
         """Return True if a word changes nothing, or stands in a sentence that asks."""
@@ -296,6 +409,10 @@ class Question:
         if len(word) == 1 or word.isdigit():
             return False
         counted = {first for words in self._counted for first in words[:_FEW_WORDS]}
+        if word == "number":
+            return "many" in self._asking_words
+        if word == "amount":
+            return "much" in self._asking_words
         if word in QUANTITIES | DERIVED and word not in counted:
             return self.measures(word)
         return word in self._names_referred_to or self.asks_about([word])
@@ -305,6 +422,11 @@ class Question:
         """The names of the question, in lower case, where the sentences that ask refer to one."""
         if self._asking_words.isdisjoint(_REFERRING):
             return frozenset()
+        return self._all_names
+
+    @cached_property
+    def _all_names(self) -> frozenset[str]:
+        """The names of the question, in lower case."""
         names = _CAPITALIZED.findall(self.text[-_MAX_CHARS:])
         return frozenset(name.lower() for name in names) - _OPENING_WORDS
 
@@ -318,15 +440,16 @@ class Question:
         return not self._asking_words.isdisjoint(("had", "did", "originally", "was", "were"))
 
     def _compares_with(self, words: Sequence[str]) -> bool:
-        """Return True if the question compares with these words: those behind its `than`, or any
-        where it only asks for `more`.
+        """Return True if the question compares with these words: those behind its `than` or
+        `compared`, or any where it only asks for `more`.
         """
         words = [word for word in words if word not in NEUTRAL]
-        if "than" not in self._asking_words:
+        than = next((word for word in ("than", "compared") if word in self._asking_words), None)
+        if than is None:
             return not self._asking_words.isdisjoint(_COMPARED) and self.has(words)
         for sentence in self._sentences:
-            if "than" in sentence and not _ASKING.isdisjoint(sentence):
-                behind = {_singular(word) for word in sentence[sentence.index("than") + 1 :]}
+            if than in sentence and not _ASKING.isdisjoint(sentence):
+                behind = {_singular(word) for word in sentence[sentence.index(than) + 1 :]}
                 if all(_singular(word) in behind for word in words):
                     return True
         return False
@@ -431,7 +554,7 @@ class Question:
     def names_actor(self, phrase: str) -> bool:
         """Return True if a phrase names somebody or something of the question."""
         words = [word for word, _ in _content(phrase.split())]
-        if not words or not self.has(words):
+        if not words or not self.has(words) or self._tells_half(words):
             return False
         asking = {word for sentence in self._asking_sentences for word, _ in sentence}
         # a pronoun may stand for the name

@@ -3,6 +3,7 @@ names.
 """
 
 import re
+from collections.abc import Iterator
 
 from .asked import TERM
 from .question import DETERMINERS, Question
@@ -18,12 +19,13 @@ from .vocabulary import (
     TENS,
     word_set,
 )
+from .working import without_working
 
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|a total of|in total|in"
     r" all|in conclusion"
-    r"|as a result|this means|(?:we|i) (?:find|get|see|have|conclude|obtain)|it follows)(?:"
-    r" that)?(?:,| )\s*)+",
+    r"|as a result|(?:this|that) means|(?:we|i) (?:find|get|see|have|conclude|obtain)"
+    r"|it follows)(?: that)?(?:,| )\s*)+",
     re.IGNORECASE,
 )
 # The name of a notation, which changes no number
@@ -121,12 +123,33 @@ _TAIL = re.compile(
     re.IGNORECASE,
 )
 _ONE_NUMBER = re.compile(r"[-+−]?(?:\\?[$€£₹] ?)?\d+(?:,\d{3})*(?:\.\d+)?(?:\\?%| ?€)?")
+_WORD = re.compile(r"[A-Za-z]{2}")
+_MONEY = re.compile(r"[$€£₹]")
 # signs that a sentence of plain words has not
 _OTHER_SIGNS = re.compile(r"[^A-Za-z\s,.'’-]|(?<=\s)-|-(?=\s)")
 _THAN = re.compile(r"\bthan\b", re.IGNORECASE)
 _WORDS_IN_TEXT = re.compile(r"\\text\{([A-Za-z ,:]*)\}")
 _IT_APOSTROPHE = re.compile(r"^(it|that)['’]s\b", re.IGNORECASE)
 _MAX_TAIL = 60
+_MAX_COUNTED = 80
+# `She has 18, so` in front of the conclusion
+_REASON = re.compile(
+    r"(?P<reason>.+?)(?:,? so|, thus|, hence|, therefore|,? which means|,? meaning)(?: that)?,? "
+    r"(?P<statement>.+)",
+    re.IGNORECASE,
+)
+# `If she has 18,` and `Since she has 18,` before it
+_CONDITION = re.compile(
+    r"(?P<word>if|when|once|after|to|since|because|as) (?P<reason>[^,]+), (?:then )?"
+    r"(?P<statement>.+)",
+    re.IGNORECASE,
+)
+# `Then add the prices to find the total cost: $18`
+_STEP = re.compile(
+    r"(?P<reason>[^:=]+?) to (?:find|get|determine|calculate|compute) (?P<subject>[^:=]+): "
+    r"(?P<value>[^:=]+)",
+    re.IGNORECASE,
+)
 _NUMBER_WORDS = re.compile(
     rf"(?<![\w.,^-])(?<!\d )(?:(?P<tens>{'|'.join(TENS)})(?:["
     rf" -](?P<ones>{'|'.join(CARDINALS[1:10])}))?"
@@ -233,8 +256,11 @@ def value_in_sentence(line: str, question: Question) -> str | None:
 
 
 def value_in_words_of(question: Question, line: str) -> str | None:
-    """Return the only number of a sentence that repeats its question, with its unit: `68 inches` of
+    """Return the number of a sentence that repeats its question, with its unit: `68 inches` of
     `Tamara is 68 inches tall.`; None for other lines.
+
+    Every other number must be one of the sentences that ask, with what it counts: `8 pens` in
+    `8 pens cost $12`.
 
     Args:
         question: The question.
@@ -244,17 +270,69 @@ def value_in_words_of(question: Question, line: str) -> str | None:
         return None
     line = _plain_line(line)
     numbers = list(_ONE_NUMBER.finditer(line))
+    if len(numbers) > 1:
+        numbers = [number for number in numbers if not _is_asked(number, question)]
     if len(numbers) != 1:
         return None
     number = numbers[0]
-    before = line[: number.start()]
+    before = _ONE_NUMBER.sub("", line[: number.start()])
     behind = line[number.end() :]
+    if _ONE_NUMBER.match(behind.lstrip()):
+        return None
+    behind = _ONE_NUMBER.sub("", behind)
     if _OTHER_SIGNS.search(before + behind) or _THAN.search(before):
         return None
-    if not question.repeats(before, behind):
+    if not question.repeats(before, behind, is_money=_MONEY.search(number[0]) is not None):
         return None
     word = behind.strip().partition(" ")[0].strip(",")
     return f"{number[0]} {word}" if is_unit(word) else number[0]
+
+
+def _is_asked(number: re.Match[str], question: Question) -> bool:
+    """Return True if a number is one of the sentences that ask, with the word behind it."""
+    start = number.start()
+    return question.asks_with_number(number.string[start : start + _MAX_COUNTED])
+
+
+def statements_of(line: str, question: Question) -> Iterator[str]:
+    """Yield the statements that a line makes in other words: with the result in the place of a
+    calculation, without the reason before the conclusion, and of a step what it finds.
+
+    A reason must repeat what the question says: its words and its numbers.
+
+    Args:
+        line: One line without repeated white space.
+        question: The question.
+    """
+    line = without_working(line)
+    yield line
+    if not question.is_known:
+        return
+    for pattern in (_REASON, _CONDITION):
+        conclusion = pattern.fullmatch(_plain_line(line))
+        if conclusion is None or not _is_given(conclusion, question):
+            continue
+        line = conclusion["statement"]
+        yield line
+    step = _STEP.fullmatch(_plain_line(line))
+    if step and question.gives_numbers(step["reason"]):
+        yield f"{step['subject']} is {step['value']}"
+
+
+def _is_given(conclusion: re.Match[str], question: Question) -> bool:
+    """Return True if the question says what a conclusion is drawn from; a condition must be in a
+    sentence that asks.
+    """
+    reason = conclusion["reason"]
+    word = conclusion.groupdict().get("word", "since").lower()
+    is_fact = word in ("since", "because", "as")
+    if not _WORD.search(reason):
+        return False
+    # `Ann has 3 apples left, so` is another answer
+    is_asked = word == "to" or question.asks_with_numbers(reason)
+    if not is_asked and value_in_words_of(question, reason) is not None:
+        return False
+    return question.gives(reason, in_asking=not is_fact)
 
 
 def _plain_line(line: str) -> str:

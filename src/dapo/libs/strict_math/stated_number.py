@@ -12,6 +12,8 @@ from fractions import Fraction
 
 from .comparison import Reference
 from .extraction import extract_answer
+from .question import Question
+from .sentences import statements_of, value_in_words_of
 from .text import (
     TEXT_COMMAND,
     answer_lines,
@@ -40,7 +42,7 @@ _MARKUP = (
 _JOINED_WORDS = ((re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)/(?=[A-Za-z]{2})"), " "),)
 _DENIED = re.compile(
     r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|false|except|anything"
-    r" but|too|or|either|between)\b"
+    r" but|too|or|either|between(?= [-+$]?\d))\b"
     r"|n['’]t\b|≠|\\neq?(?![A-Za-z])",
     re.IGNORECASE,
 )
@@ -75,10 +77,8 @@ _SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # The number of a step of the working
 _STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
-# a number of a calculation, with a unit
-_TERM = r"[$(]{0,3}\d[\d.,]{0,30}\)?%?(?: [A-Za-z]{2,30})?\)?"
-_WORKING = re.compile(rf"(?<![\d.,]){_TERM}(?:\s*[-+*/×·÷^−–x]\s*{_TERM}){{1,9}}\s*=\s*")
 _FEW_WORDS = 3
+_MAX_SENTENCE = 500
 
 
 # An operation on numbers in front of its result, as the working and not as a subject
@@ -153,6 +153,8 @@ def _claimed(
         return None
     # the reader below judges the whole text, with what the number is compared to
     value = _value(separator.split(_without_comparison(text)))
+    if value is None:
+        value = _number_in_words_of(question, text)
     is_money = text.count("$") % 2 == 1  # two are around mathematics
     if value is None or not (is_money or _UNIT.search(text)):
         return value
@@ -163,6 +165,20 @@ def _claimed(
         plain = _without_markup(form, for_reader=True).replace('"', "")
         if reference.matches(" ".join(plain.split())):
             return value
+    return None
+
+
+def _number_in_words_of(question: str, text: str) -> Fraction | None:
+    """Return the number of a sentence that repeats the question with its numbers: 12 of `8 pens
+    cost $12`.
+    """
+    if len(text) > _MAX_SENTENCE:
+        return None
+    known = Question(question)
+    for statement in statements_of(" ".join(text.split()), known):
+        value = value_in_words_of(known, statement)
+        if value is not None:
+            return _only_number(value)
     return None
 
 
@@ -183,10 +199,10 @@ def _forms(claims: str, text: str, question: str) -> Iterator[str]:
         question: The question's text.
     """
     yield text
-    yield _WORKING.sub("", text)  # `She earns $18 a day` of `She earns 9 * 2 = $18 a day`
     yield _CONCLUSION.split(text)[-1]
-    *working, result = [part.strip() for part in _CLAIM.split(claims) if _has_digit(part)]
-    if working and all(map(_ARITHMETIC.fullmatch, working)):
+    # a subject before the working is none of it: `The radius is 9 * 2 = 18`
+    *working, result = [part.strip() for part in _CLAIM.split(claims) if part.strip()]
+    if working and all(_has_digit(part) and _ARITHMETIC.fullmatch(part) for part in working):
         yield result.strip(",")
         if _asks_for(working[-1], question):
             yield _CLAUSE.split(result)[0]

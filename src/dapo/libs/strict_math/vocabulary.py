@@ -131,9 +131,9 @@ DERIVED = word_set(
 """What is computed of other numbers: a sentence about it tells no other quantity."""
 NEUTRAL = word_set(
     "a an the his her hers its their our your my this that these those he she they it we you i him"
-    " them us me there here so thus hence therefore then finally also now still only exactly just is"
-    " are was were be been will would do does did has have had of in on at to for from with by and"
-    " each every total altogether together all overall end"
+    " them us me there here so thus hence therefore then finally also now currently still only"
+    " exactly just is are was were be been will would do does did has have had of in on at to for"
+    " from with by and each every total altogether together all overall end"
 )
 """Words of a sentence that do not change its number."""
 CONTAINERS = word_set(
