@@ -133,3 +133,38 @@ def test_one_problem_comes_again_and_again():
     stream = ProblemStream(PROBLEMS[:1], seed=0)
     assert [(position, p.id) for position, p in take(stream, 3)] == [(0, "0"), (1, "0"), (2, "0")]
     assert stream.epoch == 3
+
+
+def row(number, **fields):
+    return Problem(str(number), f"q{number}", "a", fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("order", "size"),
+    [
+        ("rate", lambda problem: problem.fields["rate"]),
+        ("-rate", lambda problem: -problem.fields["rate"]),
+        ("solution", lambda problem: len(problem.fields["solution"])),
+    ],
+)
+def test_the_first_epoch_has_the_order_of_a_column_with_equal_ones_shuffled(order, size):
+    rows = [row(i, rate=i % 3 / 2, solution="x" * (i % 4)) for i in range(24)]
+    first = take(ProblemStream(rows, seed=1, order=order), 24)
+    sizes = [size(problem) for _, problem in first]
+    assert sizes == sorted(sizes)
+    assert Counter(problem.id for _, problem in first) == Counter(str(i) for i in range(24))
+    second = take(ProblemStream(rows, seed=2, order=order), 24)
+    assert first != second
+    assert sizes == [size(problem) for _, problem in second]
+
+
+def test_epochs_after_the_first_are_shuffled_as_without_an_order():
+    rows = [row(i, rate=i) for i in range(24)]
+    ordered = take(ProblemStream(rows, seed=1, order="rate"), 72)
+    assert ordered[24:] == take(ProblemStream(rows, seed=1), 72)[24:]
+
+
+def test_an_order_by_a_column_that_a_problem_lacks_is_refused():
+    rows = [row(0, rate=0.5), row(1, rate=True), row(2)]
+    with pytest.raises(DataError, match=r"data.order=-rate: 2 of 3 problems have neither a number"):
+        ProblemStream(rows, seed=1, order="-rate")

@@ -254,9 +254,7 @@ def test_a_sentence_answers_where_it_repeats_its_question(name):
             if verifier(Problem("1", question, "18"), f"Answer: {sentence}").correct
         ]
 
-    assert accepted(REPEATED) == [
-        sentence for group in REPEATED.values() for sentence in group
-    ]
+    assert accepted(REPEATED) == [sentence for group in REPEATED.values() for sentence in group]
     assert accepted(OTHER_STATEMENTS) == []
 
 
@@ -401,7 +399,8 @@ def test_only_a_true_calculation_is_its_result():
 
 
 @pytest.mark.parametrize(
-    "piece", ["1 + ", "12 apples of a ", "1 = ", "(", "9", "1,111,", "a ", "5 ab/cd ", "so ", "if 1, "]
+    "piece",
+    ["1 + ", "12 apples of a ", "1 = ", "(", "9", "1,111,", "a ", "5 ab/cd ", "so ", "if 1, "],
 )
 def test_calculations_are_looked_for_in_linear_time(piece):
     start = time.process_time()

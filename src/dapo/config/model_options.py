@@ -124,6 +124,12 @@ class DataConfig(Section):
         only_with="schedule=supervised",
         also=_ALSO_LISTS,
     )
+    order: str | None = option(
+        None,
+        "Column that orders the problems of the first epoch, the smallest first: a number by its"
+        " value, a text by its length, such as solution for short worked solutions first. -COLUMN:"
+        " the largest first, such as -pass_rate. none: shuffled, as later epochs always are.",
+    )
     max_prompt_tokens: Tokens = option(
         2048,
         "Largest length of a prompt; longer ones are dropped and counted, never cut.",

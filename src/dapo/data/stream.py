@@ -1,7 +1,8 @@
 """The infinite stream of training problems, reshuffled in each epoch; its only state is a
-position.
+position. The first epoch may have the order of a column.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,12 +16,14 @@ from dapo.types import Problem
 class ProblemStream:
     """Training problems in an order that is a function of (seed, epoch, number of problems).
 
+    The order of the first epoch may be that of a column (`data.order`), with equal ones shuffled.
+
     A position counts from 0 over all epochs. `rewind` returns to an earlier position, so that
     problems that were taken but not used are taken again: no problem is lost or repeated, also
     across the end of an epoch.
     """
 
-    def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
+    def __init__(self, problems: Sequence[Problem], *, seed: int, order: str | None = None) -> None:
         if not problems:
             raise DataError(
                 "there is no problem to train on: the data source is empty or all problems were"
@@ -28,6 +31,7 @@ class ProblemStream:
             )
         self._problems = tuple(problems)
         self._seed = seed
+        self._sizes = None if order is None else _sizes(self._problems, order)
         self._position = 0
         self._order_of: tuple[int, NDArray[np.int64]] | None = None
 
@@ -55,7 +59,10 @@ class ProblemStream:
         """Return the problem at any position, without moving the stream."""
         epoch, offset = divmod(position, len(self))
         if self._order_of is None or self._order_of[0] != epoch:
-            self._order_of = (epoch, keyed_permutation(len(self), self._seed, "epoch", epoch))
+            order = keyed_permutation(len(self), self._seed, "epoch", epoch)
+            if epoch == 0 and self._sizes is not None:
+                order = order[np.argsort(self._sizes[order], kind="stable")]
+            self._order_of = (epoch, order)
         return self._problems[self._order_of[1][offset]]
 
     def rewind(self, position: int) -> None:
@@ -87,3 +94,30 @@ class ProblemStream:
                 " problems; the checkpoint is damaged or belongs to other data"
             )
         self._position = state["epoch"] * len(self) + state["offset"]
+
+
+def _sizes(problems: Sequence[Problem], order: str) -> NDArray[np.float64]:
+    """Return the number by which each problem is sorted `[problems]`, the smallest first.
+
+    Raises DataError for a problem without a number or text in the column.
+    """
+    column = order.removeprefix("-")
+    sizes = np.array([_size(problem, column) for problem in problems], dtype=np.float64)
+    unknown = int(np.isnan(sizes).sum())
+    if unknown:
+        names = ", ".join(sorted(problems[0].fields)) or "(none)"
+        raise DataError(
+            f"data.order={order}: {unknown:,} of {len(problems):,} problems have neither a number nor"
+            f" a text in the column {column}; columns of the first: {names}"
+        )
+    return sizes if column == order else -sizes
+
+
+def _size(problem: Problem, column: str) -> float:
+    """Return a number, or the length of a text; NaN for other values."""
+    value = problem.fields.get(column)
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return math.nan

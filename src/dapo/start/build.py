@@ -136,7 +136,7 @@ def build_sampling(
     """
     assert code.judge is not None, "sampling needs verifiers"
     return Sampling(
-        stream=ProblemStream(problems, seed=config.train.seed),
+        stream=ProblemStream(problems, seed=config.train.seed, order=config.data.order),
         engine=engine,
         judge=code.judge,
         sampler=dynamic_sampler(config, code, reward_test=reward_test),

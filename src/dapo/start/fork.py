@@ -250,8 +250,10 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
-    """Return True if the training problems are other ones, so that old positions mean nothing."""
-    return any(name == "data.train" or name.startswith("data.train.") for name in changed)
+    """Return True if problems or their order are other ones, so that old positions mean nothing."""
+    return any(
+        name in ("data.train", "data.order") or name.startswith("data.train.") for name in changed
+    )
 
 
 def _link(source: Path, target: Path) -> None:

@@ -15,9 +15,9 @@ class MathVerifier:
     """Right if the stated answer has the reference's value; strict about everything around it.
 
     A response that states no answer is wrong, and so is one that hedges (`3 or 4`), says more on
-    the answer's line than the question asks, or repeats the question as an expression. A reference that cannot be read gives
-    an error, whatever the response. All right answers share one `Verdict.answer`, the reference's
-    normal form.
+    the answer's line than the question asks, or repeats the question as an expression. A reference
+    that cannot be read gives an error, whatever the response. All right answers share one
+    `Verdict.answer`, the reference's normal form.
     """
 
     def __init__(self) -> None:

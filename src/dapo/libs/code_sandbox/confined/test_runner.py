@@ -327,7 +327,7 @@ def _is_lack_of_name(error: BaseException) -> bool:
     """
     if not isinstance(error, AttributeError) or not isinstance(error.obj, _ProgramModule):
         return False
-    return not error.name.startswith("_")
+    return error.name is not None and not error.name.startswith("_")
 
 
 def _is_data_error(error: BaseException) -> bool:
