@@ -58,6 +58,7 @@ NO_DIFFERENCE = {
     ),
     *("environment.workers", "environment.lag_polls"),
     "max_staleness",  # a part of `schedule: async`
+    "data.order",  # by default problems are shuffled
     *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding

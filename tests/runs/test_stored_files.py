@@ -38,14 +38,12 @@ def test_relative_folders_of_model_and_teacher_are_those_where_the_run_was_start
     started_in = tmp_path / "there"
     for name in ("models/own", "models/teacher"):
         (started_in / name).mkdir(parents=True)
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
-    run.config.write_text(
+    options = (
         "model: models/own\n"
         "data: {train: 'builtin:sums'}\n"
         "loss: {kl_coef: 1.0, reference: {model: models/teacher}}\n"
     )
-    run.manifest.write_text(json.dumps({"folder": str(started_in)}))
+    run = RunDirectory.create(tmp_path / "run", options, {"folder": str(started_in)})
     monkeypatch.chdir(tmp_path)
     config = load_run_config(run)
     assert config.model.name == str(started_in / "models/own")
@@ -57,8 +55,8 @@ def test_relative_folders_of_model_and_teacher_are_those_where_the_run_was_start
 def test_a_new_folder_of_a_model_or_teacher_is_stored_from_the_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    file = tmp_path / "config.yaml"
-    file.write_text("model: models/own\ndata: {train: 'builtin:sums'}\nloss: {kl_coef: 1.0}\n")
+    options = "model: models/own\ndata: {train: 'builtin:sums'}\nloss: {kl_coef: 1.0}\n"
+    file = RunDirectory.create(tmp_path / "run", options, {}).config
     here = tmp_path / "here"
     (here / "moved").mkdir(parents=True)
     monkeypatch.chdir(here)
