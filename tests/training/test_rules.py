@@ -618,7 +618,7 @@ def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():
 
 def test_the_first_steps_are_compared_with_none_of_themselves():
     history = MetricHistory()
-    for step in range(1, 2 * FIRST + 1):
+    for step in range(1, FIRST + WINDOW + 1):
         assert history.first_mean("reward/accuracy") is None
         history.add({**HEALTHY, "step": step, "reward/accuracy": step / 10})
     assert history.first_mean("reward/accuracy") == pytest.approx(0.2)

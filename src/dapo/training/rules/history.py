@@ -111,7 +111,7 @@ class MetricHistory:
 
     def first_mean(self, name: str) -> float | None:
         """Return the mean over the first steps; None without values or if the window overlaps."""
-        return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
+        return _mean(name, self.first) if self.steps >= FIRST + WINDOW else None
 
     def total(self, *names: str) -> float:
         """Return the sum of metrics over the window; one that a step lacks is 0 there."""
