@@ -487,6 +487,26 @@ def test_the_first_evaluation_of_a_graded_reward_is_no_accuracy():
     assert case.cause.endswith("they are judged before they have answered")
 
 
+def test_an_evaluation_whose_scores_do_not_vary_counts_although_it_has_no_interval():
+    history = MetricHistory()
+    for step, score in ((0, 0.5), (4, 0.75)):
+        scores = {"accuracy": score, "score_mean": score, "truncated_fraction": 0.1}
+        record = {f"eval/held/{name}": value for name, value in scores.items()}
+        # a source has an accuracy alone
+        history.add({"step": step, "eval/a/accuracy": 0.0} | record)
+    assert history.evaluations == 2
+    assert history.gain == 0.25
+    assert history.last_evaluation is not None
+    assert math.isnan(history.last_evaluation.high)
+    assert history.last_evaluation.is_score
+
+
+def test_an_evaluation_without_a_verdict_is_not_counted():
+    history = MetricHistory()
+    history.add({"step": 0, "eval/held/truncated_fraction": 0.0})
+    assert history.evaluations == 0
+
+
 def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
     assert "gradient_spike" in names(
         spiked({"optim/grad_norm": 90.0}, options(), HEALTHY | {"optim/grad_norm": 0.9})
