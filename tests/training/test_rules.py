@@ -901,11 +901,14 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     (overfit,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4)
     assert overfit.name == "overfit"
     assert "from 70.0% at step 2 to 40.0% at 8" in overfit.cause
-    assert "train.num_steps=2" in overfit.change
-    assert overfit.change == ("train.num_steps=2", "loss.kl_coef=0.001")
-    assert (
-        evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)[0].change[1] == "loss.kl_coef=0.02"
-    )
+    # typed after dapo resume, so no option that ends the run before its own step
+    assert overfit.change == ("loss.kl_coef=0.001",)
+    assert overfit.advice.startswith("go back to step 2: dapo fork RUN --step 2 while ")
+    assert "dapo export RUN my-model --step 2 once it holds only weights" in overfit.advice
+    (of_the_first,) = evaluated(0.7, 0.6, 0.6, 0.5, 0.4)
+    assert of_the_first.advice.startswith("the model before training is the best: ")
+    (stronger,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)
+    assert stronger.change == ("loss.kl_coef=0.02",)
     (cut,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, truncated=0.03)  # 24 % at the end
     assert "24% of its responses end at the limit of 20480 tokens, after 6%" in cut.cause
     assert cut.change == ("eval.max_response_tokens=40960",)

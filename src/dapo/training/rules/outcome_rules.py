@@ -104,13 +104,18 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         f"{fell}, beyond both intervals, while training went from {first_accuracy:.3g} to"
         f" {accuracy:.3g} ({name})",
         evidence | history.means(name, "rollout/epoch"),
-        (
-            f"train.num_steps={max(best.step, 1)}",
-            f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}",
-        ),
-        advice=(
-            "more problems, or problems like those of the evaluation; the best checkpoint is kept"
-        ),
+        (f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}",),
+        advice=f"{_back_to(best.step)}; more problems, or problems like those of the evaluation",
+    )
+
+
+def _back_to(step: int) -> str:
+    """Say how to return to the policy of an earlier step, which a resume cannot do."""
+    if step == 0:
+        return "the model before training is the best: begin a new run with other options"
+    return (
+        f"go back to step {step}: dapo fork RUN --step {step} while its checkpoint is whole, or dapo"
+        f" export RUN my-model --step {step} once it holds only weights"
     )
 
 
