@@ -379,6 +379,9 @@ def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
     assert finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC).change == (
         "rollout.engines=2",
     )
+    on_gpu = finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC, train__device="cuda")
+    assert on_gpu.change == ()
+    assert on_gpu.advice.endswith("rollout.engines=2 where another GPU is idle")
     waits = {"time/engine_idle_s": 9.0, "time/trainer_idle_s": 9.0}
     assert found(over | stale | waits, options(loss__engine_correction="tis")) == []
 

@@ -256,13 +256,18 @@ def idle_engine(history: MetricHistory, config: Config) -> Symptom | None:
 
 def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
     """The trainer waits for its batch."""
-    change = f"rollout.engines={2 * max(1, config.rollout.engines)}"
+    option = f"rollout.engines={2 * max(1, config.rollout.engines)}"
     cause = (
         "the trainer waits for its batch for {:.0%} of a step: sampling takes longer than the"
         " updates"
     )
+    change: tuple[str, ...] = (option,)
     advice = "more hardware belongs to the engines"
-    return _idle(history, config, "time/trainer_idle_s", cause, change=(change,), advice=advice)
+    # the number of GPUs is no option, and two engines on one GPU sample no faster than one
+    if config.train.device == "cuda" and not config.uses_ray:
+        change = ()
+        advice += f": {option} where another GPU is idle"
+    return _idle(history, config, "time/trainer_idle_s", cause, change=change, advice=advice)
 
 
 def _idle(
