@@ -906,8 +906,8 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     assert "from 70.0% at step 2 to 40.0% at 8" in overfit.cause
     # typed after dapo resume, so no option that ends the run before its own step
     assert overfit.change == ("loss.kl_coef=0.001",)
-    assert overfit.advice.startswith("go back to step 2: dapo fork RUN --step 2 while ")
-    assert "dapo export RUN my-model --step 2 once it holds only weights" in overfit.advice
+    assert overfit.advice.startswith("go back to step 2: dapo fork RUN_DIR --step 2 while ")
+    assert "dapo export RUN_DIR my-model --step 2 once it holds only weights" in overfit.advice
     (of_the_first,) = evaluated(0.7, 0.6, 0.6, 0.5, 0.4)
     assert of_the_first.advice.startswith("the model before training is the best: ")
     (stronger,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)
