@@ -114,8 +114,8 @@ def _back_to(step: int) -> str:
     if step == 0:
         return "the model before training is the best: begin a new run with other options"
     return (
-        f"go back to step {step}: dapo fork RUN_DIR --step {step} while its checkpoint is whole, or dapo"
-        f" export RUN_DIR my-model --step {step} once it holds only weights"
+        f"go back to step {step}: dapo fork RUN_DIR --step {step} while its checkpoint is whole, or"
+        f" dapo export RUN_DIR my-model --step {step} once it holds only weights"
     )
 
 
