@@ -534,6 +534,17 @@ def test_the_best_checkpoint_counts_in_the_largest_size_of_a_run(
     assert largest["checkpoints"] == whole_checkpoints * 12 * sizes_of("qwen2.5-0.5b").parameters
 
 
+def test_a_budget_of_tokens_ends_the_run_whose_disk_space_is_estimated():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["train.num_steps=40"])
+    estimate = make_estimate(config, "qwen2.5-0.5b")
+    step_tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
+    limited = estimate.changed("train", token_budget=round(19.5 * step_tokens))
+    shorter = estimate.changed("train", num_steps=20)
+    found = disk_bytes(limited, eval_problems=500)
+    assert found == disk_bytes(shorter, eval_problems=500)
+    assert found != disk_bytes(estimate, eval_problems=500)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_here_is_a_problem_beside_the_estimate_for_it(
     capsys: pytest.CaptureFixture[str],

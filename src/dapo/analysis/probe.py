@@ -209,9 +209,10 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
     decided = total("rollout/groups_generated") - total(*undecided)
     generate_s = total("time/generate_s")
     update_s = total("time/update_s", "time/old_logprobs_s")
-    # with schedule=async a step samples during its updates, and waits for the rest of the batch
-    samples_ahead = any("time/trainer_idle_s" in row for row in rows)
-    waited_s = total("time/trainer_idle_s") if samples_ahead else generate_s
+    waited_s = 0.0
+    for row in rows:
+        # a batch that was sampled during updates: the step waits only for the rest of it
+        waited_s += row.get("time/trainer_idle_s", row.get("time/generate_s")) or 0.0
     count = len(rows)
     load_s = total("time/load_weights_s")
     tokens = total("rollout/tokens_in_minibatches")
