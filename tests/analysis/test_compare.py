@@ -21,9 +21,9 @@ from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
-from dapo.runs.rollout_table import problem_means, write_rollouts
+from dapo.runs.rollout_table import branches_json, problem_means, write_rollouts
 from dapo.start.fork import create_fork, plan_fork
-from dapo.types import Problem
+from dapo.types import Generation, Problem
 from helpers.commands import run as run_command
 from helpers.run_files import new_run
 from helpers.tiny_runs import tiny
@@ -128,6 +128,21 @@ def test_means_of_a_problem_are_those_of_its_decided_responses(tmp_path: Path):
         "entropy": {"p": 3.0, "q": 1.5},  # 18 nats over 6 tokens
         "length": {"p": 3.0, "q": 2.0},
     }
+
+
+def test_the_entropy_of_an_agent_counts_the_tokens_of_all_its_branches(tmp_path: Path):
+    branch = Generation("1/0/1", [3, 4, 5], [-3.0, -4.0, -5.0], "stop", 0, prompt_ids=(9,))
+    episode = Generation("1/0/0", [1, 2], [-1.0, -2.0], "stop", 0, branches=(branch,))
+    rows = [
+        response("p", branches=branches_json(episode)) | {"response_tokens": 5},
+        response("q", branches=None),
+    ]
+    write_rollouts(tmp_path / "t.parquet", rows)
+    # 15 nats over 5 tokens, and 3 over 2
+    assert problem_means(tmp_path / "t.parquet")["entropy"] == {"p": 3.0, "q": 1.5}
+    write_rollouts(tmp_path / "hurt.parquet", [response("p", branches="{}")])
+    with pytest.raises(DataError, match="a row has no valid branches"):
+        problem_means(tmp_path / "hurt.parquet")
 
 
 def test_a_table_without_log_probabilities_has_no_entropy(tmp_path: Path):
