@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run
@@ -207,6 +207,10 @@ FORMS = {
     "many": ["rwrr", "wwwr", "rrrr"],
     "errors": ["re", "ee", "rw"],
     "one": ["rr"],
+    "low": ["w"] * 20,
+    "middle": ["r"] * 8 + ["w"] * 12,
+    "high": ["r"] * 16 + ["w"] * 4,
+    "higher": ["r"] * 17 + ["w"] * 3,
 }
 
 
@@ -271,6 +275,23 @@ def test_the_page_and_the_command_pair_two_runs_by_one_rule(
         if None not in (row["first"], row["second"])
     ]
     assert np.mean(rows) == pytest.approx(shown["difference"])
+
+
+def test_the_best_of_several_runs_is_significantly_above_each_of_them(tmp_path: Path):
+    runs = {}
+    for form in ("low", "middle", "high", "higher"):
+        runs[form] = new_run(tmp_path / form)
+        write_result(runs[form], form)
+
+    def sentence(first: str, *others: str) -> str:
+        return best_of([compare_runs(runs[first].path, runs[other].path) for other in others])
+
+    higher = runs["higher"].path
+    assert sentence("low", "middle", "higher").startswith(f"{higher} is best: accuracy 0.0 and ")
+    undecided = f"{higher} is highest; no difference to {runs['high'].path} can be told: accuracy "
+    assert sentence("low", "high", "higher").startswith(undecided)
+    none = f"no run is significantly better than {runs['high'].path}"
+    assert sentence("high", "middle", "higher") == none
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():
