@@ -340,7 +340,7 @@ def test_where_logits_alone_fill_a_gpu_a_number_of_slots_that_fits_is_named():
         slot_options = [*options, f"rollout.native.slots={slots}"]
         return engine_problem(load_config(CONFIGS / "gsm8k_0.5b.yaml", slot_options), **two_gpus)
 
-    problem = problem_with(2**15)
+    problem = problem_with(2**14)
     assert "before any cache" in problem
     named = re.search(r"set rollout\.native\.slots to at most ([\d,]+)$", problem)
     assert named is not None
