@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run
@@ -21,9 +21,9 @@ from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
-from dapo.runs.rollout_table import problem_means, write_rollouts
+from dapo.runs.rollout_table import branches_json, problem_means, write_rollouts
 from dapo.start.fork import create_fork, plan_fork
-from dapo.types import Problem
+from dapo.types import Generation, Problem
 from helpers.commands import run as run_command
 from helpers.run_files import new_run
 from helpers.tiny_runs import tiny
@@ -130,6 +130,21 @@ def test_means_of_a_problem_are_those_of_its_decided_responses(tmp_path: Path):
     }
 
 
+def test_the_entropy_of_an_agent_counts_the_tokens_of_all_its_branches(tmp_path: Path):
+    branch = Generation("1/0/1", [3, 4, 5], [-3.0, -4.0, -5.0], "stop", 0, prompt_ids=(9,))
+    episode = Generation("1/0/0", [1, 2], [-1.0, -2.0], "stop", 0, branches=(branch,))
+    rows = [
+        response("p", branches=branches_json(episode)) | {"response_tokens": 5},
+        response("q", branches=None),
+    ]
+    write_rollouts(tmp_path / "t.parquet", rows)
+    # 15 nats over 5 tokens, and 3 over 2
+    assert problem_means(tmp_path / "t.parquet")["entropy"] == {"p": 3.0, "q": 1.5}
+    write_rollouts(tmp_path / "hurt.parquet", [response("p", branches="{}")])
+    with pytest.raises(DataError, match="a row has no valid branches"):
+        problem_means(tmp_path / "hurt.parquet")
+
+
 def test_a_table_without_log_probabilities_has_no_entropy(tmp_path: Path):
     write_rollouts(tmp_path / "t.parquet", [response("p", engine_logprobs=None)])
     assert problem_means(tmp_path / "t.parquet")["entropy"] == {}
@@ -192,6 +207,10 @@ FORMS = {
     "many": ["rwrr", "wwwr", "rrrr"],
     "errors": ["re", "ee", "rw"],
     "one": ["rr"],
+    "low": ["w"] * 20,
+    "middle": ["r"] * 8 + ["w"] * 12,
+    "high": ["r"] * 16 + ["w"] * 4,
+    "higher": ["r"] * 17 + ["w"] * 3,
 }
 
 
@@ -256,6 +275,23 @@ def test_the_page_and_the_command_pair_two_runs_by_one_rule(
         if None not in (row["first"], row["second"])
     ]
     assert np.mean(rows) == pytest.approx(shown["difference"])
+
+
+def test_the_best_of_several_runs_is_significantly_above_each_of_them(tmp_path: Path):
+    runs = {}
+    for form in ("low", "middle", "high", "higher"):
+        runs[form] = new_run(tmp_path / form)
+        write_result(runs[form], form)
+
+    def sentence(first: str, *others: str) -> str:
+        return best_of([compare_runs(runs[first].path, runs[other].path) for other in others])
+
+    higher = runs["higher"].path
+    assert sentence("low", "middle", "higher").startswith(f"{higher} is best: accuracy 0.0 and ")
+    undecided = f"{higher} is highest; no difference to {runs['high'].path} can be told: accuracy "
+    assert sentence("low", "high", "higher").startswith(undecided)
+    none = f"no run is significantly better than {runs['high'].path}"
+    assert sentence("high", "middle", "higher") == none
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():

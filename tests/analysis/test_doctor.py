@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dapo.analysis.doctor import diagnose
 from dapo.cli.main import main
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
@@ -168,6 +169,16 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     verdict = "healthy: 35 rules looked, nothing wrong at the end; over: verifier_errors\n"
     assert printed.startswith(verdict)
     assert "verifier_errors, from step 3 to 7, no longer" in printed
+
+
+def test_each_step_is_judged_by_the_options_that_held_in_it(tmp_path: Path):
+    """One error in 16 responses is more than 5 %, and one in 32 is not."""
+    path = a_run(tmp_path / "run", [STEP | {"rollout/verifier_errors": 1}] * 12)
+    larger_groups = dump_config(tiny("rollout.group_size=8"))
+    RunDirectory.open(path).replace_config(larger_groups, after=6)
+    (case,) = diagnose(path).issues
+    assert (case.finding.name, case.since, case.holds) == ("verifier_errors", 3, False)
+    assert case.finding.steps == (2, 6)
 
 
 def test_a_step_that_ended_without_a_batch_is_read_from_its_table(

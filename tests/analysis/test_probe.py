@@ -18,6 +18,7 @@ from dapo.analysis.probe import (
     default_problems,
     pass_rate_histogram,
     probe_run,
+    step_seconds,
 )
 from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
@@ -29,6 +30,7 @@ from dapo.runs.metrics_file import truncate_after
 from dapo.start.check import check, read_data
 from dapo.start.read import read
 from dapo.start.resolve import resolve
+from helpers.async_runs import ONE_STEP_OFF
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
@@ -104,6 +106,13 @@ def test_a_step_takes_what_its_groups_take_at_the_measured_rates(probe: Probe):
         probe.groups_per_step * 4 * probe.response_tokens
     )
     assert 0.1 < probe.peak_memory_gib < 64
+
+
+def test_a_step_that_samples_ahead_takes_what_its_longer_phase_takes():
+    ahead = tiny(*ONE_STEP_OFF)
+    assert step_seconds(ahead, 0.5, 4.0, 3.0) == 4.5
+    assert step_seconds(ahead, 0.5, 2.0, 3.0) == 3.5
+    assert step_seconds(tiny(), 0.5, 4.0, 3.0) == 7.5
 
 
 def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Probe):
@@ -224,6 +233,12 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
     assert found["groups per step"].measured == 10
     assert (found["generated tokens/s"].measured, found["updated tokens/s"].measured) == (120, 80)
     assert (found["step, s"].measured, found["peak memory, GiB"].measured) == (6.5, 3)
+    ahead = RunDirectory(tmp_path / "ahead")
+    ahead.path.mkdir()
+    log_metrics(ahead.metrics, [{**row, "step": 1, "time/trainer_idle_s": 1.0}])
+    of_ahead = {each.name: each.measured for each in compare_with_run(probe, ahead)}
+    # weights, the wait for the batch, and the update: most of the sampling overlaps with it
+    assert (of_ahead["step, s"], of_ahead["generation, s per step"]) == (3.5, 4.0)
     assert [
         Check("x", 1.2, 1.0).is_close,
         Check("x", 1.21, 1.0).is_close,

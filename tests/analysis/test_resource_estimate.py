@@ -4,6 +4,7 @@ numbers.
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,40 @@ def test_an_engine_for_which_nothing_is_left_is_compared_with_nothing():
     assert "total, of 0.00 GiB" in describe(config, devices_per_node=1, memory_gib=8)
 
 
+def engine_problem(config: Config, **profile: float) -> str:
+    """What is said of an engine's GPU; empty if it fits."""
+    problems = find_problems(make_estimate(config, "qwen2.5-0.5b", **profile))
+    return "".join(each for each in problems if each.startswith("a GPU of an engine needs "))
+
+
+def test_a_critic_that_leaves_an_engine_nothing_gets_no_ranks_and_no_adapters():
+    shared = ["rollout.engine=vllm", "model.dtype=bfloat16", "train.device=cuda"]
+    small = {"devices_per_node": 1, "memory_gib": 8}
+    alone = engine_problem(load_config(CONFIGS / "gsm8k_0.5b.yaml", shared), **small)
+    assert "raise distributed.trainer_ranks" in alone
+    assert "model.lora" in alone
+    critic = [*shared, "advantage.estimator=gae"]
+    with_critic = engine_problem(load_config(CONFIGS / "gsm8k_0.5b.yaml", critic), **small)
+    assert "or an advantage.estimator without a critic" in with_critic
+    assert "trainer_ranks" not in with_critic
+    assert "lora" not in with_critic
+
+
+def test_where_logits_alone_fill_a_gpu_a_number_of_slots_that_fits_is_named():
+    options = ["rollout.engine=native", "rollout.engines=1", "train.device=cuda"]
+    two_gpus = {"devices_per_node": 2, "memory_gib": 24}
+
+    def problem_with(slots: int) -> str:
+        slot_options = [*options, f"rollout.native.slots={slots}"]
+        return engine_problem(load_config(CONFIGS / "gsm8k_0.5b.yaml", slot_options), **two_gpus)
+
+    problem = problem_with(2**14)
+    assert "before any cache" in problem
+    named = re.search(r"set rollout\.native\.slots to at most ([\d,]+)$", problem)
+    assert named is not None
+    assert problem_with(int(named[1].replace(",", ""))) == ""
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -532,6 +567,17 @@ def test_the_best_checkpoint_counts_in_the_largest_size_of_a_run(
     estimate = make_estimate(config, "qwen2.5-0.5b")
     largest = disk_bytes(estimate, eval_problems=500, in_training=True)
     assert largest["checkpoints"] == whole_checkpoints * 12 * sizes_of("qwen2.5-0.5b").parameters
+
+
+def test_a_budget_of_tokens_ends_the_run_whose_disk_space_is_estimated():
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["train.num_steps=40"])
+    estimate = make_estimate(config, "qwen2.5-0.5b")
+    step_tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
+    limited = estimate.changed("train", token_budget=round(19.5 * step_tokens))
+    shorter = estimate.changed("train", num_steps=20)
+    found = disk_bytes(limited, eval_problems=500)
+    assert found == disk_bytes(shorter, eval_problems=500)
+    assert found != disk_bytes(estimate, eval_problems=500)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

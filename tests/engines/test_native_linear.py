@@ -15,6 +15,7 @@ from dapo.engines.native import linear_probe
 from dapo.engines.native.cache import MaskedSlots
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.model_kernels import ModelKernels
+from dapo.libs.cpu_kernels import Prompts, Rows
 from dapo.libs.cpu_kernels.prepacked import (
     KERNELS,
     LAYERS,
@@ -357,3 +358,17 @@ def test_fused_layers_compute_what_the_model_does(name: str) -> None:
             expected = plain(input_ids=row).logits[0]
             assert torch.allclose(prefilled.logits[i], expected[-2], atol=1e-6, rtol=1e-5)
             assert torch.allclose(logits[i], expected[-1], atol=1e-6, rtol=1e-5)
+
+
+def test_shared_prompts_that_attention_cannot_read_are_refused() -> None:
+    cache = MaskedSlots(compiled=True)
+    cache.reserve(1, 4, 4)
+    # compiled attention does not serve values that are narrower than keys
+    cache.tensors = [torch.zeros(1, 1, 4, 16), torch.zeros(1, 1, 4, 8)]
+    zero = torch.tensor([0])
+    last = torch.tensor([2])
+    prompts = Prompts(zero, torch.tensor([3]), torch.zeros(1, 2, 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="needs the prompts in the rows, got shared prompts"):
+        cache.begin_step(last, 3, Rows(zero, zero, last + 1, prompts))
+    cache.begin_step(last, 3, Rows(zero, zero, last + 1))
+    assert cache.get_query_offset() is last

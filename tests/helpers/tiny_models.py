@@ -31,6 +31,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -215,6 +217,22 @@ def longrope() -> PreTrainedModel:
     return llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
 
 
+def modernbert_decoder() -> PreTrainedModel:
+    """A layer between the last states and the head, which alone is the output embedding."""
+    sizes = {name: COMMON[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 6}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    special |= {"cls_token_id": 1, "sep_token_id": 2}
+    return ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**sizes, **special))
+
+
+def scaled_queries() -> PreTrainedModel:
+    """The option with which Llama 4 scales queries by their place in the batch."""
+    model = llama()
+    model.config.attn_temperature_tuning = True
+    return model
+
+
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "gemma2": (gemma2, "soft-capped"),
     "gpt-oss": (gpt_oss, "sinks"),
@@ -224,6 +242,8 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "t5": (t5, "encoder-decoder"),
     "dynamic rope": (longrope, "rotary"),
     "qwen2 moe with a window": (qwen2_moe_window, "sliding_window=64"),
+    "modernbert decoder": (modernbert_decoder, "between its layers and its head, such as lm_head."),
+    "scaled queries": (scaled_queries, "attn_temperature_tuning=True"),
 }
 
 

@@ -513,6 +513,20 @@ class TestResuming:
         with pytest.raises(CheckpointError, match="resume with the data the run began with"):
             read_groups(tmp_path, ProblemStream(problems(8), seed=4))
 
+    def test_a_problem_whose_id_utf8_cannot_hold_is_found_again(self, tmp_path: Path) -> None:
+        stream = ProblemStream([Problem("lone \ud800", "?", "")], seed=3)
+        generation = with_arrays(Generation("4/0/0", (5, END), (-0.5, -0.25), "stop", 2))
+        verdicts = (Verdict(True, 1.0),)
+        group = Group(stream.problem_at(0), (1, 7), (generation,), verdicts, 0, ("a",), (1.0,))
+        counts = dict.fromkeys(OUTCOMES, 1)
+        batch = Batch((group,), ((group, "trained"),), counts, counts, 0)
+        write_groups(tmp_path, SavedGroups(PrefetchedBatch(batch, SamplingStart(4, 1, {}))))
+        (found,) = read_groups(tmp_path, stream).prefetched.batch.groups
+        assert found.problem.id == "lone \ud800"
+        other = ProblemStream([Problem("another", "?", "")], seed=3)
+        with pytest.raises(CheckpointError, match="resume with the data the run began with"):
+            read_groups(tmp_path, other)
+
     def test_arrays_come_back_as_arrays_bit_by_bit_at_four_bytes_a_number(
         self, tmp_path: Path
     ) -> None:

@@ -379,6 +379,9 @@ def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
     assert finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC).change == (
         "rollout.engines=2",
     )
+    on_gpu = finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC, train__device="cuda")
+    assert on_gpu.change == ()
+    assert on_gpu.advice.endswith("rollout.engines=2 where another GPU is idle")
     waits = {"time/engine_idle_s": 9.0, "time/trainer_idle_s": 9.0}
     assert found(over | stale | waits, options(loss__engine_correction="tis")) == []
 
@@ -485,6 +488,26 @@ def test_the_first_evaluation_of_a_graded_reward_is_no_accuracy():
     history.add({"step": 0} | {f"eval/held/{name}": value for name, value in scores.items()})
     (case,) = active_findings(history, options())
     assert case.cause.endswith("they are judged before they have answered")
+
+
+def test_an_evaluation_whose_scores_do_not_vary_counts_although_it_has_no_interval():
+    history = MetricHistory()
+    for step, score in ((0, 0.5), (4, 0.75)):
+        scores = {"accuracy": score, "score_mean": score, "truncated_fraction": 0.1}
+        record = {f"eval/held/{name}": value for name, value in scores.items()}
+        # a source has an accuracy alone
+        history.add({"step": step, "eval/a/accuracy": 0.0} | record)
+    assert history.evaluations == 2
+    assert history.gain == 0.25
+    assert history.last_evaluation is not None
+    assert math.isnan(history.last_evaluation.high)
+    assert history.last_evaluation.is_score
+
+
+def test_an_evaluation_without_a_verdict_is_not_counted():
+    history = MetricHistory()
+    history.add({"step": 0, "eval/held/truncated_fraction": 0.0})
+    assert history.evaluations == 0
 
 
 def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
@@ -618,7 +641,7 @@ def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():
 
 def test_the_first_steps_are_compared_with_none_of_themselves():
     history = MetricHistory()
-    for step in range(1, 2 * FIRST + 1):
+    for step in range(1, FIRST + WINDOW + 1):
         assert history.first_mean("reward/accuracy") is None
         history.add({**HEALTHY, "step": step, "reward/accuracy": step / 10})
     assert history.first_mean("reward/accuracy") == pytest.approx(0.2)
@@ -881,11 +904,14 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     (overfit,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4)
     assert overfit.name == "overfit"
     assert "from 70.0% at step 2 to 40.0% at 8" in overfit.cause
-    assert "train.num_steps=2" in overfit.change
-    assert overfit.change == ("train.num_steps=2", "loss.kl_coef=0.001")
-    assert (
-        evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)[0].change[1] == "loss.kl_coef=0.02"
-    )
+    # typed after dapo resume, so no option that ends the run before its own step
+    assert overfit.change == ("loss.kl_coef=0.001",)
+    assert overfit.advice.startswith("go back to step 2: dapo fork RUN_DIR --step 2 while ")
+    assert "dapo export RUN_DIR my-model --step 2 once it holds only weights" in overfit.advice
+    (of_the_first,) = evaluated(0.7, 0.6, 0.6, 0.5, 0.4)
+    assert of_the_first.advice.startswith("the model before training is the best: ")
+    (stronger,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)
+    assert stronger.change == ("loss.kl_coef=0.02",)
     (cut,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, truncated=0.03)  # 24 % at the end
     assert "24% of its responses end at the limit of 20480 tokens, after 6%" in cut.cause
     assert cut.change == ("eval.max_response_tokens=40960",)

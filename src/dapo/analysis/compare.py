@@ -271,23 +271,46 @@ def verdict(comparison: Comparison) -> str:
 
 
 def best_of(comparisons: Sequence[Comparison]) -> str:
-    """Name the run whose last evaluation is the most above that of the first run."""
+    """Name the run whose last evaluation is the most above that of the first run.
+
+    It is the best if it is significantly above each other run, too.
+    """
     better = []
-    num_evaluated = 0
+    evaluated = []
     for comparison in comparisons:
         final = comparison.held_out.get("final")
         if final is None:
             continue
-        num_evaluated += 1
-        if final.difference["low"] is not None and final.difference["low"] > 0:
+        evaluated.append(comparison.b.path)
+        if _is_above_zero(final.difference):
             better.append((final.difference["difference"], comparison.b.path, final))
     first = comparisons[0].a.path
-    if not num_evaluated:
+    if not evaluated:
         return f"undecided: no run has an evaluation of the same problems as {first}"
     if not better:
         return f"no run is significantly better than {first}"
     _, path, final = max(better, key=lambda entry: entry[0])
+    others = [other for other in evaluated if other != path and not _is_better(path, other)]
+    if others:
+        undecided = f"no difference to {' or '.join(others)} can be told"
+        return f"{path} is highest; {undecided}: {_final_accuracies(final)}"
     return f"{path} is best: {_final_accuracies(final)}"
+
+
+def _is_better(path: str, other: str) -> bool:
+    """Return True if the last evaluation of a run is significantly above that of another one."""
+    evaluations = [final_evaluation(RunDirectory.open(run)) for run in (other, path)]
+    if evaluations[0] is None or evaluations[1] is None:
+        return False
+    try:
+        held_out = compare_evaluations(evaluations[0], evaluations[1])
+    except DataError:
+        return False
+    return _is_above_zero(held_out.difference)
+
+
+def _is_above_zero(difference: Mapping[str, Any]) -> bool:
+    return difference["low"] is not None and difference["low"] > 0
 
 
 def _final_accuracies(final: HeldOut) -> str:

@@ -126,10 +126,12 @@ def _counted(cases: Sequence[DiagnosedFinding]) -> list[str]:
 def diagnose(path: Path) -> Diagnosis:
     """Run all rules over a run; notes come last, of the others first those that hold at the end.
 
+    The options of a window's last step judge it.
+
     Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
     run = RunDirectory.open(path)
-    config = load_config(run.config)
+    configs = {run.config: load_config(run.config)}
     tables = run.rollout_tables()
     metrics = read_metrics(run.metrics) if run.metrics.exists() else []
     history = MetricHistory()
@@ -138,7 +140,11 @@ def diagnose(path: Path) -> Diagnosis:
     now: set[str] = set()
     for record in [*metrics, *_unfinished_step(run, metrics)]:
         history.add(record)
-        findings = active_findings(history, config)
+        # a resume may have changed the options that the rules count with, such as the group size
+        file = run.config_of(history.step)
+        if file not in configs:
+            configs[file] = load_config(file)
+        findings = active_findings(history, configs[file])
         now = {finding.name for finding in findings}
         latest |= {finding.name: finding for finding in findings}
         for finding in findings:

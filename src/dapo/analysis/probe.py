@@ -92,8 +92,11 @@ class Probe:
     generate_s: float  # seconds per step of sampling, from the rates above
     # seconds per step of updates and old log-probabilities, from the rates above
     update_s: float | None
-    # seconds per step of weights, sampling and updates; without evaluation and checkpoint
     step_s: float | None
+    """Seconds per step of weights, sampling and updates; without evaluation and checkpoint.
+
+    With `schedule: async` the larger of sampling and updates counts, because they overlap.
+    """
     # peak main memory of this process, or of the tensors on its GPU if it trains there
     peak_memory_gib: float
     findings: Sequence[Finding] = ()  # the findings of `dapo doctor` in these steps
@@ -206,6 +209,10 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
     decided = total("rollout/groups_generated") - total(*undecided)
     generate_s = total("time/generate_s")
     update_s = total("time/update_s", "time/old_logprobs_s")
+    waited_s = 0.0
+    for row in rows:
+        # a batch that was sampled during updates: the step waits only for the rest of it
+        waited_s += row.get("time/trainer_idle_s", row.get("time/generate_s")) or 0.0
     count = len(rows)
     load_s = total("time/load_weights_s")
     tokens = total("rollout/tokens_in_minibatches")
@@ -227,7 +234,7 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
         ("updated tokens/s", probe.update_tokens_per_s, tokens / update_s if update_s else 0.0),
         ("generation, s per step", probe.generate_s, generate_s / count),
         ("update, s per step", probe.update_s, update_s / count),
-        ("step, s", probe.step_s, (load_s + generate_s + update_s) / count),
+        ("step, s", probe.step_s, (load_s + waited_s + update_s) / count),
         (
             "peak memory, GiB",
             probe.peak_memory_gib,
@@ -345,11 +352,21 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         update_tokens_per_s=update_tokens_per_s,
         generate_s=generate_s,
         update_s=update_s,
-        step_s=None if update_s is None else load_s + generate_s + update_s,
+        step_s=None if update_s is None else step_seconds(config, load_s, generate_s, update_s),
         peak_memory_gib=torch.cuda.max_memory_allocated() / GIB if on_gpu else peak_memory_gib(),
         findings=active_findings(history, config),
         **rates,
     )
+
+
+def step_seconds(config: Config, load_s: float, generate_s: float, update_s: float) -> float:
+    """Return the seconds of a step from those of its phases.
+
+    On hardware that engines and the trainer share, phases that overlap take longer than here.
+    """
+    if config.samples_ahead:
+        return load_s + max(generate_s, update_s)
+    return load_s + generate_s + update_s
 
 
 def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:

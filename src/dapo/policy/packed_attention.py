@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from dapo.core.errors import ConfigError
-from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS
+from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS, uncomputed_traits
 from dapo.libs.cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
@@ -217,7 +217,7 @@ def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError
 
 
 def _problems(model: PreTrainedModel) -> Iterator[str]:
-    """Yield what packed sequences would compute wrongly, as far as the configuration tells."""
+    """Yield what packed sequences would compute wrongly, as far as it can be seen."""
     config = model.config
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder model"
@@ -240,6 +240,7 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
                 f"with rope_type={parameters['rope_type']} its positions depend on the longest"
                 " sequence of a batch"
             )
+    yield from uncomputed_traits(model)
 
 
 def packed_attention(

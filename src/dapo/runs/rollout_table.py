@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice, pairwise
-from math import inf, isfinite
+from math import fsum, inf, isfinite
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dapo.core.files import atomic_file
+from dapo.core.files import atomic_file, damage_of
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.core.typed_values import as_text, is_kept
@@ -563,8 +563,10 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
 
     The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the
     table has no log-probabilities. A problem without any verdict is missing in the rewards.
+
+    Raises DataError for a damaged table.
     """
-    rows = read_rollouts([table], [*_CURVE_COLUMNS, "engine_logprobs"])
+    rows = read_rollouts([table], [*_CURVE_COLUMNS, "engine_logprobs", BRANCHES.name])
     rows = rows.filter(pc.not_equal(rows["outcome"], "excess"))
     logprobs = rows["engine_logprobs"]
     surprisal = np.full(rows.num_rows, np.nan)
@@ -574,6 +576,10 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
         token_rows = np.repeat(np.arange(rows.num_rows), lengths)
         token_logprobs = pc.list_flatten(logprobs).to_numpy(zero_copy_only=False)
         surprisal = -np.bincount(token_rows, token_logprobs.astype(np.float64), rows.num_rows)
+        # `response_tokens` counts those of branches, too
+        with damage_of(table):
+            for row, text in enumerate(rows[BRANCHES.name].to_pylist()):
+                surprisal[row] += _surprisal_of_branches(text)
     rows = rows.append_column("surprisal", pa.array(surprisal))
     sums = [("response_tokens", "sum"), ("surprisal", "sum")]
     means = [("reward", "mean"), ("correct", "mean"), ("response_tokens", "mean")]
@@ -596,3 +602,13 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
             if mean is not None and isfinite(mean):
                 curves[name][problem] = mean
     return curves
+
+
+def _surprisal_of_branches(text: str | None) -> float:
+    """Return the sum of -log p over an episode's branches; `text` is the value of their column.
+
+    Raises ValueError if no run writes it.
+    """
+    response = Generation("", (), (), "stop", 0)
+    branches = with_branches(response, {BRANCHES.name: text}).branches
+    return -fsum(chain.from_iterable(branch.logprobs for branch in branches))

@@ -36,6 +36,7 @@ from dapo.runs.rollout_table import (
     flat_versions,
     ranges_of,
     rows_of,
+    storable,
     versions_of,
     with_branches,
 )
@@ -389,7 +390,8 @@ def _text(judged: Sequence[Any], generation: Generation) -> str:
 
 def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Problem:
     problem = stream.problem_at(position)
-    if problem.id != problem_id:
+    # a table holds no lone surrogates, and the JSON of kept groups does
+    if storable(problem.id) != storable(problem_id):
         raise CheckpointError(
             f"the checkpoint holds responses to problem {problem_id}, where the data source now has"
             f" {problem.id}; resume with the data the run began with"

@@ -26,11 +26,12 @@ def disk_bytes(
         eval_problems: the number of evaluation problems; None: unknown, taken as 0.
         in_training: the largest size while the run trains, when older checkpoints are still whole.
     """
-    config = estimate.config
     profile = estimate.profile
-    steps = config.train.num_steps
     responses = estimate.generated_responses
     tokens = responses * profile.mean_response_tokens
+    steps = steps_in_budget(estimate.config, tokens)
+    estimate = estimate.changed("train", num_steps=steps)
+    config = estimate.config
     stored_steps = steps
     if config.log.rollouts == "none" or config.is_supervised:
         stored_steps = 0
@@ -52,6 +53,18 @@ def disk_bytes(
         + METRICS_BYTES * steps
         + TOKENIZER_BYTES * estimate.dimensions.vocabulary,
     }
+
+
+def steps_in_budget(config: Config, step_tokens: float) -> int:
+    """Return the number of steps of a run, which `train.token_budget` may end early.
+
+    `step_tokens` are the tokens that a step generates.
+    """
+    train = config.train
+    if train.token_budget is None or not step_tokens:
+        return train.num_steps
+    # the step that reaches the budget is the last one
+    return min(train.num_steps, ceil(train.token_budget / step_tokens))
 
 
 def num_evaluations(config: Config) -> int:

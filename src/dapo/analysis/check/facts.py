@@ -5,7 +5,6 @@ What imports torch is imported when the data is read, so that a wrong option is 
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any, Self
 
 from dapo.analysis.check.summary import DataFacts, data_facts
@@ -116,15 +115,11 @@ def run_seconds(facts: CheckedFacts, probe: "Probe") -> float | None:
     """
     if probe.step_s is None:
         return None
-    from dapo.analysis.check.disk import num_evaluations
+    from dapo.analysis.check.disk import num_evaluations, steps_in_budget
 
     config = facts.config
     tokens = probe.groups_per_step * config.rollout.group_size * probe.response_tokens
-    budget = config.train.token_budget
-    if budget is not None and tokens:
-        # the step that reaches the budget is the last one
-        steps = min(config.train.num_steps, ceil(budget / tokens))
-        config = config.changed("train", num_steps=steps)
+    config = config.changed("train", num_steps=steps_in_budget(config, tokens))
     responses = (facts.eval_problems or 0) * config.eval.samples_per_problem
     evaluation = responses * probe.response_tokens / probe.tokens_per_s
     return config.train.num_steps * probe.step_s + num_evaluations(config) * evaluation

@@ -459,14 +459,40 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
             fix = f"set rollout.{engine}.{kind.cache_option} to at most {most:,}"
     elif remaining <= 0:
         requirement = f"{_gib(total - cache)} before any cache"
-        if estimate.shares.alternates and total - cache < estimate.profile.memory_gib * GIB:
-            fix = (
-                "trainer ranks keep the rest; raise distributed.trainer_ranks where there are more"
-                " GPUs, or train adapters (model.lora)"
-            )
+        slots = _fitting_slots(estimate, breakdown)
+        if slots > 0:
+            fix = f"set rollout.{engine}.{kind.cache_option} to at most {slots:,}"
+        elif estimate.shares.alternates and total - cache < estimate.profile.memory_gib * GIB:
+            fix = f"the trainer keeps the rest; {_smaller_trainer(estimate.config)}"
         elif hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
             fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
     yield f"a GPU of an engine needs {requirement}, and {_gib(available)} are available: {fix}"
+
+
+def _fitting_slots(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> int:
+    """Return the number of slots that fit beside the weights; 0: none, or an engine without slots.
+
+    Each has its logits, and a cache for a sequence at full length.
+    """
+    kind = estimate.config.rollout.engine_kind
+    slots = estimate.cache_limit
+    if kind.pages_cache or slots is None:
+        return 0
+    logits = breakdown["logits"]
+    fixed = sum(breakdown.values()) - breakdown["cache"] - logits
+    slot_bytes = logits / slots + estimate.cached_token_bytes * estimate.sequence_tokens
+    return max(0, int((estimate.engine_available - fixed) / slot_bytes))
+
+
+def _smaller_trainer(config: Config) -> str:
+    """Return the options with which a trainer keeps less of a GPU that it shares with engines."""
+    # a critic trains in one process, and without adapters
+    if config.has_critic:
+        return "use a smaller model, or an advantage.estimator without a critic"
+    more_ranks = "raise distributed.trainer_ranks where there are more GPUs"
+    if config.model.lora is not None:
+        return more_ranks
+    return f"{more_ranks}, or train adapters (model.lora)"
 
 
 def _gib(size: float) -> str:

@@ -141,12 +141,13 @@ def _speed(config: Config, probe: Probe) -> Iterator[str]:
     trained = "no group carries a signal, so none was made"
     if rate is not None:
         trained = f"{rate:,.0f} trained tokens/s"
+    overlap = "sampling and updates overlap" if config.samples_ahead else ""
     yield "  one step"
     for name, measured, note in (
         ("load weights, s", probe.load_s, ""),
         ("generation, s", probe.generate_s, f"{probe.tokens_per_s:,.0f} tokens/s"),
         ("update, s", probe.update_s, trained),
-        ("total, s", probe.step_s, ""),
+        ("total, s", probe.step_s, overlap),
         (
             "peak memory, GiB",
             probe.peak_memory_gib,

@@ -352,6 +352,10 @@ class MaskedSlots(SlotCache):
         if self._compiled and can_attend(self.tensors[0], self.tensors[layers]):
             zeros = torch.zeros_like(positions)
             self._query_offset = rows or Rows(zeros, zeros, positions + 1)
+        elif rows is not None and rows.prompts is not None:
+            raise ValueError(
+                "attention under a mask needs the prompts in the rows, got shared prompts"
+            )
         aligned = -(-longest // ALIGN) * ALIGN
         self._length = min(aligned, self.capacity)
         self._flat_indices = {}

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
-from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS
+from dapo.core.model_traits import LENGTH_DEPENDENT_ROPE, UNPASSED_WINDOWS, uncomputed_traits
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
 from dapo.engines.native.forward import Forward
@@ -106,7 +106,7 @@ def patch_model(
 
 
 def _known_problems(model: PreTrainedModel) -> Iterator[str]:
-    """Yield what the engine cannot serve, as far as the model's configuration tells."""
+    """Yield what the engine cannot serve, as far as it can be seen."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder model"
@@ -139,6 +139,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
         yield "it has no language-model head"
+    yield from uncomputed_traits(model)
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:

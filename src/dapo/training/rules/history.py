@@ -111,7 +111,7 @@ class MetricHistory:
 
     def first_mean(self, name: str) -> float | None:
         """Return the mean over the first steps; None without values or if the window overlaps."""
-        return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
+        return _mean(name, self.first) if self.steps >= FIRST + WINDOW else None
 
     def total(self, *names: str) -> float:
         """Return the sum of metrics over the window; one that a step lacks is 0 there."""
@@ -157,14 +157,9 @@ class MetricHistory:
             self.audit.add(gap)
 
     def _add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        names = [
-            name.removesuffix("/high")
-            for name in values
-            if name.startswith("eval/") and name.endswith("/high")
-        ]
-        if not names:
+        name = _evaluated_data(values)
+        if name is None:
             return
-        name = min(names, key=len)  # the whole data set; its sources have longer names
         accuracy, low, high, truncated = (
             values.get(f"{name}/{field}", math.nan) for field in _OF_EVALUATION
         )
@@ -175,6 +170,20 @@ class MetricHistory:
         self.last_evaluation = point
         if self.best_evaluation is None or point.accuracy > self.best_evaluation.accuracy:
             self.best_evaluation = point
+
+
+def _evaluated_data(values: Mapping[str, float]) -> str | None:
+    """Return `eval/` and the name of the data set that a step evaluated; None: it evaluated none.
+
+    Sources of the data have an accuracy alone. Scores that do not vary have no interval, and an
+    evaluation without any verdict has no accuracy.
+    """
+    for name in values:
+        data, _, figure = name.rpartition("/")
+        is_of_data_set = data.startswith("eval/") and figure in ("high", "truncated_fraction")
+        if is_of_data_set and f"{data}/accuracy" in values:
+            return data
+    return None
 
 
 def _number(value: Any) -> float:

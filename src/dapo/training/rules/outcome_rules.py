@@ -104,13 +104,18 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         f"{fell}, beyond both intervals, while training went from {first_accuracy:.3g} to"
         f" {accuracy:.3g} ({name})",
         evidence | history.means(name, "rollout/epoch"),
-        (
-            f"train.num_steps={max(best.step, 1)}",
-            f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}",
-        ),
-        advice=(
-            "more problems, or problems like those of the evaluation; the best checkpoint is kept"
-        ),
+        (f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}",),
+        advice=f"{_back_to(best.step)}; more problems, or problems like those of the evaluation",
+    )
+
+
+def _back_to(step: int) -> str:
+    """Say how to return to the policy of an earlier step, which a resume cannot do."""
+    if step == 0:
+        return "the model before training is the best: begin a new run with other options"
+    return (
+        f"go back to step {step}: dapo fork RUN_DIR --step {step} while its checkpoint is whole, or"
+        f" dapo export RUN_DIR my-model --step {step} once it holds only weights"
     )
 
 
@@ -251,13 +256,18 @@ def idle_engine(history: MetricHistory, config: Config) -> Symptom | None:
 
 def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
     """The trainer waits for its batch."""
-    change = f"rollout.engines={2 * max(1, config.rollout.engines)}"
+    option = f"rollout.engines={2 * max(1, config.rollout.engines)}"
     cause = (
         "the trainer waits for its batch for {:.0%} of a step: sampling takes longer than the"
         " updates"
     )
+    change: tuple[str, ...] = (option,)
     advice = "more hardware belongs to the engines"
-    return _idle(history, config, "time/trainer_idle_s", cause, change=(change,), advice=advice)
+    # the number of GPUs is no option, and two engines on one GPU sample no faster than one
+    if config.train.device == "cuda" and not config.uses_ray:
+        change = ()
+        advice += f": {option} where another GPU is idle"
+    return _idle(history, config, "time/trainer_idle_s", cause, change=change, advice=advice)
 
 
 def _idle(
