@@ -165,6 +165,16 @@ def test_another_answer_or_role_is_another_problem():
 )
 def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text
+    # a list of one, which a reward gets as it is in the data
+    listed = read({"prompt": "q", "answer": [value]})
+    assert (listed.answer, listed.fields) == (text, {"answer": [value]})
+
+
+@pytest.mark.parametrize("answer", [[True], [["36"]], [], [None]])
+def test_another_list_is_no_reference_answer(answer):
+    assert "answer must be a string or a number, got list" in error_message(
+        {"prompt": "q", "answer": answer}
+    )
 
 
 def test_fields_are_values_of_their_own_types_and_json_has_their_texts():

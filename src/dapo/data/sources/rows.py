@@ -536,9 +536,16 @@ def _parsed_schemas(value: object, where: str) -> object:
 
 
 def _answer(value: object, where: str) -> str:
-    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats."""
+    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats.
+
+    A list of one text or number is that text or number.
+    """
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        (item,) = value
+        if isinstance(item, str | int | float | Decimal) and not isinstance(item, bool):
+            value = item
     require_filled(
         value, where, "every problem needs a reference answer: fill it in or drop the row"
     )
