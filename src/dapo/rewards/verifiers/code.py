@@ -67,8 +67,8 @@ class CodeVerifier:
 
         Args:
             field: the column with the tests.
-            time_s: time limit of all tests of one response; below reward.timeout_s, which would
-                make it an error.
+            time_s: time limit of all tests of one response, while its programs may run; below
+                reward.timeout_s, which would make it an error.
             memory_mib: address space of a program; below reward.memory_gib, beyond which the
                 verdict is an error.
             isolation: `best_effort` runs programs even on a machine that cannot confine them.
