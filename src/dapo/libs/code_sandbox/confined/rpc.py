@@ -41,8 +41,8 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.time": lambda value: (value.isoformat(),),
 }
 
-# The imports that LiveCodeBench's harness puts before every program, in its order: the names of each
-# module, and after all of them the modules themselves
+# The imports that LiveCodeBench's harness puts before every program, in its order: the names of
+# each module, and after all of them the modules themselves
 _COMMON_MODULES = (
     "string",
     "re",
@@ -105,7 +105,7 @@ def _define_exit() -> None:
 
 
 def _provide_common_names(source: str) -> None:
-    """Define the names of `_COMMON_MODULES` that a program uses and nowhere defines, such as `List`.
+    """Define the names of `_COMMON_MODULES` that a program uses and defines nowhere, as `List`.
 
     They become built-in names of this process, so that they are no public names of the program:
     what tests call must be its own.
