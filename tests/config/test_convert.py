@@ -569,6 +569,65 @@ def test_tools_of_verl_are_left_to_a_person_by_name(
         assert f"#   {options.split()[-1]}" in head
 
 
+SFT_OF_VERL = r"""
+torchrun --standalone --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \
+    data.train_files=train.parquet data.val_files=test.parquet \
+    data.prompt_key=extra_info data.response_key=extra_info \
+    +data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] \
+    optim.lr=1e-4 data.train_batch_size=64 model.partial_pretrain=m trainer.total_training_steps=30
+"""
+SFT_OF_TRL = """
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=30)
+SFTTrainer(model="m", args=args, train_dataset="train.jsonl").train()
+"""
+
+
+def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, text = converted(tmp_path, "sft.sh", SFT_OF_VERL, capsys)
+    assert (config.preset, config.schedule, config.model.name) == ("sft", "supervised", "m")
+    assert (config.optim.lr, config.optim.schedule) == (1e-4, "cosine:0")
+    assert (config.train.minibatch_groups, config.train.num_steps) == (64, 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == {
+        "path": "train.parquet",
+        "prompt": "extra_info.question",
+        "answer": "extra_info.answer",
+    }
+    assert "#   data.val_files=test.parquet" in text
+
+    config, text = converted(tmp_path, "sft.py", SFT_OF_TRL, capsys)
+    assert (config.preset, config.schedule, config.model.name) == ("sft", "supervised", "m")
+    assert (config.optim.lr, config.optim.schedule) == (2e-5, "linear:0")
+    assert (config.train.minibatch_groups, config.train.num_steps) == (8, 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "train.jsonl"
+
+    command = "trl sft --model_name_or_path m --dataset_name a/b --max_steps 30\n"
+    config, text = converted(tmp_path, "sft.sh", command, capsys)
+    assert (config.preset, config.train.num_steps) == ("sft", 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
+
+
+def test_conversations_of_verls_supervised_trainer_have_no_column_of_a_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = (
+        "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a.parquet"
+        " data.multiturn.enable=true model.partial_pretrain=m trainer.total_training_steps=30\n"
+    )
+    _, text = converted(tmp_path, "a.sh", script, capsys)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "a.parquet"
+
+
+def test_a_warm_start_in_a_script_of_grpo_sets_none_of_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = BATCH.format(size=8, group=4) + SFT_OF_TRL
+    config, _ = converted(tmp_path, "a.py", script, capsys)
+    assert (config.preset, config.rollout.prompts_per_step) == ("dapo", 2)
+
+
 def test_a_reward_model_of_verl_judges_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     script = f"{VERL} reward_model.model.path=a/b reward_model.enable="
     config, _ = converted(tmp_path, "a.sh", f"{script}True", capsys)

@@ -12,6 +12,12 @@ from typing import Any
 
 import yaml
 
+from dapo.cli.supervised_scripts import (
+    SUPERVISED,
+    Supervised,
+    supervised_system,
+    with_whole_columns,
+)
 from dapo.config import build_config
 from dapo.config.load import as_literal, read_options, resolve_references
 from dapo.config.option_fields import options_of
@@ -67,6 +73,10 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     readings = _readings(path)
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
+    is_yaml = path.suffix in (".yaml", ".yml")
+    system = None if is_yaml else supervised_system(path, _text(path), reading)
+    if system is not None:
+        return _supervised(path, system, reading, num_processes)
     options = reading.options
     peer = peer_that_knows(options)
     matches = _num_known(reading)
@@ -78,7 +88,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     num_expected = _num_of_system(options, peer) if peer else 0
     if peer is None or 2 * matches < num_expected:
         program = f" (it runs {reading.program})" if reading.program else ""
-        if path.suffix not in (".yaml", ".yml") and _PRIME_RL.search(_text(path)):
+        if not is_yaml and _PRIME_RL.search(_text(path)):
             program = " (it runs prime-rl, whose options are not read)"
         raise ConfigError(
             f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
@@ -97,7 +107,30 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
     fault = _fault_of_batch(translation, facts)
-    text = translation.text(names, as_literal)
+    return _conversion(path, translation, fault)
+
+
+def _supervised(
+    path: Path, system: Supervised, reading: Reading, num_processes: int | None
+) -> Conversion:
+    """Translate a script that imitates demonstrations, which `preset=sft` does."""
+    options = reading.options
+    facts = {}
+    if system == "verl":
+        options = with_whole_columns(options)
+    else:
+        facts["processes"] = num_processes or reading.num_processes or 1
+    translation = SUPERVISED[system].translate(options, facts)
+    trainer = reading.program or "SFTTrainer"
+    translation.ours["preset"] = ("sft", f"{trainer} imitates demonstrations")
+    translation.unread += reading.unread
+    translation.assumed += reading.assumed
+    return _conversion(path, translation, None)
+
+
+def _conversion(path: Path, translation: Translation, fault: str | None) -> Conversion:
+    """Return the translated file with its exit code."""
+    text = translation.text([name for name, _ in options_of()], as_literal)
     exit_code, message = _verdict(translation, text, fault)
     head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
     return Conversion(head + text, exit_code, message)
