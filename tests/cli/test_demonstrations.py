@@ -92,6 +92,8 @@ def test_the_other_columns_of_a_problem_stay_and_those_for_the_template_are_read
         "level": 3,
         "response": "what someone else has answered",
         "system": "what the policy was not told",
+        "system_prompt": "nor this",
+        "label": False,
         "ground_truth": {"low": 1.5, "tags": ["a"]},
     }
     problems = [{"prompt": f"{n} + 1?", "answer": str(n + 1), **columns} for n in range(4)]
@@ -113,11 +115,12 @@ def test_the_other_columns_of_a_problem_stay_and_those_for_the_template_are_read
     assert run(capsys, "data", "demonstrations", str(judged), *options)[0] == 0
     rows = read(output)
     assert rows
-    kept = {name: columns[name] for name in columns if name not in ("response", "system")}
+    left_out = ("response", "system", "system_prompt", "label")
+    kept = {name: columns[name] for name in columns if name not in left_out}
     for row in rows:
         assert {name: row[name] for name in kept} == kept
         assert row["response"] != columns["response"]
-        assert "system" not in row
+        assert not {"system", "system_prompt", "label"} & row.keys()
         assert row["answer"] == str(int(row["prompt"].split()[0]) + 1)
     for demonstration in load_demonstrations(parse_spec(str(output))):
         names = ("tools", "chat_template_kwargs")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo.libs.code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
+from dapo.libs.code_sandbox import LocalSandbox, ProcessResult, UnusableTests, probe, read_tests
 
 SANDBOX = LocalSandbox(2**30)
 WEAKNESSES = set(probe(SANDBOX).values())
@@ -72,6 +72,26 @@ def test_in_every_form_a_right_program_passes_and_a_wrong_one_does_not(columns, 
 def test_tests_that_assert_nothing_or_cannot_run_are_an_error_for_every_program(columns, parts):
     for source in (ADD, WRONG, ADD + HELPERS, WRONG + HELPERS):
         assert isinstance(judged(source, parts["tests"], **columns), str)
+
+
+class Scripted:
+    """A sandbox whose programs print 3, after a start of 5 s; it records the deadlines."""
+
+    memory_bytes = 2**30
+
+    def __init__(self):
+        self.deadlines = []
+
+    def run(self, source, stdin, *, deadline, max_output_bytes=1 << 16):
+        self.deadlines.append(deadline)
+        return ProcessResult(b"3", 0, start_s=5.0)
+
+
+def test_the_starts_of_the_processes_of_pairs_put_off_their_common_deadline():
+    sandbox = Scripted()
+    pairs = [{"input": "1 2", "output": "3"}] * 3
+    assert read_tests(pairs).passed_by("print(3)", sandbox, deadline=10.0) is True
+    assert sandbox.deadlines == [10.0, 15.0, 20.0]
 
 
 RIGHT = "def f(): return 918273"

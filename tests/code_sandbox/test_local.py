@@ -196,6 +196,31 @@ print(LocalSandbox(2**30).run("import time; time.sleep(60)", "", deadline=time.m
         pytest.skip("this root may not mount, so Python cannot be made readable for another user")
 
 
+class SlowToStart(LocalSandbox):
+    """A sandbox of a machine on which processes take two seconds to start."""
+
+    def _await_confined(self, ready: int, end: float) -> None:
+        time.sleep(2)
+        super()._await_confined(ready, end)
+
+
+def test_the_start_of_a_process_does_not_count_against_the_deadline_of_its_program():
+    sandbox = SlowToStart(2**30)
+    source = "import time\ntime.sleep(1.5)\nprint(3)"
+    result = sandbox.run(source, "", deadline=time.monotonic() + 1)
+    assert (result.output, result.exit_code) == (b"3\n", 0)
+    assert result.start_s > 2
+    endless = "while True: pass"
+    assert sandbox.run(endless, "", deadline=time.monotonic() + 1).exit_code != 0
+
+
+def test_a_start_that_hangs_is_an_error_and_no_wrong_program():
+    sandbox = LocalSandbox(2**30, start_timeout_s=0.001)
+    for tests in (["assert add(1, 2) == 3"], [{"input": "", "output": "3"}]):
+        with pytest.raises(SandboxError, match=r"did not start within 0\.001 s"):
+            read_tests(tests).passed_by("print(4)", sandbox, deadline=time.monotonic())
+
+
 @needs_filter
 def test_the_filter_alone_lets_a_program_read_and_nothing_else(successes):
     assert successes["system_calls"] <= READING | READING_OF_PROCESSES | {"allocate"}

@@ -495,6 +495,14 @@ def test_thresholds_as_a_filter_are_refused_with_their_options(given: str, advic
             ["reward.verifier={code: 1.0, regex: 1.0}", "reward.options={code: {time_s: 30}}"],
             "reward.options.code.time_s=30 (s) must be less than reward.timeout_s=10",
         ),
+        (
+            ["reward.verifier=code", "reward.options.memory_mib=4096"],
+            "reward.options.memory_mib=4096 (MiB) must be less than reward.memory_gib=4 (4096 MiB)",
+        ),
+        (
+            ["reward.verifier={code: 1.0, regex: 1.0}", "reward.memory_gib=0.5"],
+            "reward.options.code.memory_mib=1024 (MiB) must be less than reward.memory_gib=0.5",
+        ),
     ],
 )
 def test_a_verifier_must_end_before_its_verdict_becomes_an_error(
@@ -502,6 +510,8 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(
 ):
     assert error_text in message(*overrides)
     assert config("reward.verifier=code").reward.timeout_s == 10
+    # the limit is that of programs alone
+    assert config("reward.verifier=exact", "reward.memory_gib=0.5").reward.memory_gib == 0.5
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,12 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
             "has the options of this system, not of another; dapo check",
         ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
+        ("rl.toml", "max_steps = 20\n", "is TOML, as prime-rl's configurations are, which are not"),
+        (
+            "a.sh",
+            "uv run rl @ rl.toml --max-steps 20\n",
+            "a.sh (it runs prime-rl, whose options are not read) has 0 options of verl",
+        ),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
         (
             "a.sh",
@@ -419,6 +425,8 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
             "TRL's loss_type=dapo is loss.surrogate=clip and loss.aggregate=token here",
         ),
         ("loss_type", "vespo", "has no option here"),
+        ("trainer.test_freq", 7, "verl's trainer.test_freq=7 is train.eval_every=7 here"),
+        ("max_steps", 7, "TRL's max_steps=7 is train.num_steps=7 here"),
         ("learning_rate", 2e-6, "is optim.lr=2e-06 here"),
         (
             "vllm_mode",
@@ -446,6 +454,7 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
         "algorithm.adv_estimator=of_tomorrow",
         f"{LOSS}=kl_cov",
         f"{LOSS}=geo_mean",
+        "algorithm.rollout_correction.rollout_rs=geometric",
     ],
 )
 def test_an_algorithm_without_a_counterpart_stops_above_the_configuration(
@@ -490,6 +499,133 @@ def test_a_trainer_that_is_not_verls_own_is_named_as_not_read(
         _, text = converted(tmp_path, "a.sh", script, capsys, code=3)
         head = text.partition("\nmodel:")[0]
         assert f"the code of {program}, which may train in its own way" in head
+
+
+WARMUP = "actor_rollout_ref.actor.optim.lr_warmup_steps"
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (f"{WARMUP}_ratio=0.1 trainer.total_training_steps=205", 20),
+        (f"{WARMUP}_ratio=0.1 {WARMUP}=7 trainer.total_training_steps=205", 7),
+        (f"{WARMUP}_ratio=0.1 {WARMUP}=7", 7),
+        (f"{WARMUP}_ratio=0.0", 0),
+        ("", 0),
+    ],
+)
+def test_a_share_of_warm_up_steps_becomes_their_number(
+    tmp_path: Path, options: str, steps: int, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, "a.sh", VERL + options, capsys)
+    assert config.optim.warmup_steps == steps
+
+
+def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = f"{VERL} {WARMUP}_ratio=0.1 trainer.total_epochs=15"
+    _, text = converted(tmp_path, "a.sh", script, capsys, code=3)
+    head = text.partition("\nmodel:")[0]
+    assert "# Set optim.warmup_steps yourself: a share of all steps" in head
+    assert f"#   {WARMUP}_ratio=0.1" in head
+    assert "warmup_steps: 0" not in text
+
+
+def test_a_lower_bound_of_cispo_that_bounds_nothing_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    bounds = "actor_rollout_ref.actor.clip_ratio_low=10 actor_rollout_ref.actor.clip_ratio_high=0.2"
+    config, text = converted(tmp_path, "a.sh", f"{VERL} {LOSS}=cispo {bounds}", capsys)
+    assert (config.loss.surrogate, config.loss.clip_high) == ("cispo", 0.2)
+    assert "#   actor_rollout_ref.actor.clip_ratio_low=10" in text
+    assert "clip_low: 10" not in text
+    # another loss has this bound, and here it is refused
+    (tmp_path / "a.sh").write_text(f"{VERL} {bounds}")
+    assert run(capsys, "convert", str(tmp_path / "a.sh"))[0] == 1
+
+
+TURNS = "actor_rollout_ref.rollout.multi_turn."
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (f"{TURNS}enable=True", 3),
+        (f"{TURNS}tool_config_path=tools.yaml", 3),
+        (f"{TURNS}enable=True {TURNS}interaction_config_path=user.yaml", 3),
+        (f"{TURNS}enable=False {TURNS}tool_config_path=tools.yaml", 0),
+        (f"{TURNS}enable=False", 0),
+        (f"{TURNS}tool_config_path=null", 0),
+    ],
+)
+def test_tools_of_verl_are_left_to_a_person_by_name(
+    tmp_path: Path, options: str, code: int, capsys: pytest.CaptureFixture[str]
+):
+    _, text = converted(tmp_path, "a.sh", VERL + options, capsys, code=code)
+    head = text.partition("\nmodel:")[0]
+    assert ("# Set environment or agent yourself" in head) == (code == 3)
+    if code == 3:
+        assert f"#   {options.split()[-1]}" in head
+
+
+SFT_OF_VERL = r"""
+torchrun --standalone --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \
+    data.train_files=train.parquet data.val_files=test.parquet \
+    data.prompt_key=extra_info data.response_key=extra_info \
+    +data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] \
+    optim.lr=1e-4 data.train_batch_size=64 model.partial_pretrain=m trainer.total_training_steps=30
+"""
+SFT_OF_TRL = """
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=30)
+SFTTrainer(model="m", args=args, train_dataset="train.jsonl").train()
+"""
+
+
+def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, text = converted(tmp_path, "sft.sh", SFT_OF_VERL, capsys)
+    assert (config.preset, config.schedule, config.model.name) == ("sft", "supervised", "m")
+    assert (config.optim.lr, config.optim.schedule) == (1e-4, "cosine:0")
+    assert (config.train.minibatch_groups, config.train.num_steps) == (64, 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == {
+        "path": "train.parquet",
+        "prompt": "extra_info.question",
+        "answer": "extra_info.answer",
+    }
+    assert "#   data.val_files=test.parquet" in text
+
+    config, text = converted(tmp_path, "sft.py", SFT_OF_TRL, capsys)
+    assert (config.preset, config.schedule, config.model.name) == ("sft", "supervised", "m")
+    assert (config.optim.lr, config.optim.schedule) == (2e-5, "linear:0")
+    assert (config.train.minibatch_groups, config.train.num_steps) == (8, 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "train.jsonl"
+
+    command = "trl sft --model_name_or_path m --dataset_name a/b --max_steps 30\n"
+    config, text = converted(tmp_path, "sft.sh", command, capsys)
+    assert (config.preset, config.train.num_steps) == ("sft", 30)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
+
+
+def test_conversations_of_verls_supervised_trainer_have_no_column_of_a_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = (
+        "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=a.parquet"
+        " data.multiturn.enable=true model.partial_pretrain=m trainer.total_training_steps=30\n"
+    )
+    _, text = converted(tmp_path, "a.sh", script, capsys)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "a.parquet"
+
+
+def test_a_warm_start_in_a_script_of_grpo_sets_none_of_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = BATCH.format(size=8, group=4) + SFT_OF_TRL
+    config, _ = converted(tmp_path, "a.py", script, capsys)
+    assert (config.preset, config.rollout.prompts_per_step) == ("dapo", 2)
 
 
 def test_a_reward_model_of_verl_judges_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,5 +1,6 @@
 """Rows of every layout become problems; a row that cannot says why."""
 
+import json
 import math
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -9,7 +10,7 @@ import pytest
 
 from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
-from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
+from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text, tool_schemas
 from dapo.rewards.verdicts import problem_to_json
 from helpers.tables import for_each_row
 
@@ -84,6 +85,19 @@ def test_a_column_tools_without_schemas_is_text_where_it_holds_a_date():
     assert problem.fields["tools"] == {"since": "2024-05-06"}
 
 
+def test_tools_are_read_from_a_list_of_json_texts_as_from_a_list_of_schemas():
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("add", "multiply")
+    ]
+    whole = read({"prompt": "q", "answer": 1, "tools": tools})
+    assert whole.fields["tools"] == tools
+    for written in ([json.dumps(tool) for tool in tools], json.dumps(tools)):
+        assert read({"prompt": "q", "answer": 1, "tools": written}) == whole
+    # names are no schemas
+    assert tool_schemas({"tools": ["add", "multiply"]}, "f") == {}
+
+
 def test_an_answer_of_which_remove_leaves_nothing_is_refused():
     row = {"prompt": "q", "answer": "<<1+1=2>>"}
     assert error_message(row, remove="<<.*>>") == (
@@ -151,6 +165,16 @@ def test_another_answer_or_role_is_another_problem():
 )
 def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text
+    # a list of one, which a reward gets as it is in the data
+    listed = read({"prompt": "q", "answer": [value]})
+    assert (listed.answer, listed.fields) == (text, {"answer": [value]})
+
+
+@pytest.mark.parametrize("answer", [[True], [["36"]], [], [None]])
+def test_another_list_is_no_reference_answer(answer):
+    assert "answer must be a string or a number, got list" in error_message(
+        {"prompt": "q", "answer": answer}
+    )
 
 
 def test_fields_are_values_of_their_own_types_and_json_has_their_texts():

@@ -2,6 +2,7 @@
 sockets.
 """
 
+import errno
 import os
 import socket
 import threading
@@ -105,6 +106,39 @@ def test_an_answer_of_one_connection_is_refused_in_the_next(gate: Gate) -> None:
             second.recv(PROOF_BYTES)
             second.sendall(nonce + replayed)
             assert rest_of(second) == b""
+
+
+class FullAtFirst:
+    """A listener of a process whose files are all open when the first two connections come."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.num_refused = 0
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def accept(self) -> Any:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._listener.accept()
+
+
+def test_a_gate_that_may_open_no_more_files_serves_the_rank_later() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as outer,
+        socket.create_server(("127.0.0.1", 0)) as store,
+    ):
+        listener: Any = FullAtFirst(outer)
+        gated_store._forward(listener, lambda peer: socket.create_connection(store.getsockname()))
+        store.settimeout(5)
+        with socket.create_connection(outer.getsockname(), 5) as rank:
+            rank.sendall(b"x")
+            with store.accept()[0] as served:
+                served.settimeout(5)
+                assert served.recv(1) == b"x"
+        assert listener.num_refused == 2
 
 
 def test_silent_strangers_do_not_keep_ranks_from_meeting(

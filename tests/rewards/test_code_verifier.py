@@ -102,6 +102,52 @@ def test_functions_must_make_the_statements_true(verifier, source, tests, expect
     assert judged(verifier, source, tests) is expected
 
 
+COMMON_NAMES = """
+class Solution:
+    def f(self, xs: List[int], k: Optional[int] = None) -> Dict[int, int]:
+        counts = defaultdict(int)
+        for x in deque(xs):
+            counts[x] += math.gcd(x, 0) // x
+        heapq.heapify(xs)
+        heappush(xs, inf)
+        return dict(counts) if cache(lambda: floor(1.5))() and datetime.date else None
+"""
+
+
+def test_a_program_need_not_import_what_published_harnesses_import_for_it(verifier):
+    tests = ["assert Solution().f([2, 2, 3]) == {2: 2, 3: 1}"]
+    assert judged(verifier, COMMON_NAMES, tests) is True
+    assert judged(verifier, COMMON_NAMES.replace("+= math", "-= math"), tests) is False
+    script = "print(sqrt(Counter(input())['1'] + 3))"
+    assert judged(verifier, script, [{"input": "1", "output": "2.0"}]) is True
+    misspelt = "def f() -> Lisst[int]:\n    return [1]"
+    assert judged(verifier, misspelt, ["assert f() == [1]"]) is False
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "known = gcd",
+        "def solve(a, b):\n    return gcd(a, b)",
+        "def solve(a, b):\n    global gcd\n    return gcd(a, b)",
+        "List[int]",
+    ],
+)
+def test_a_name_that_is_imported_for_a_program_is_not_its_answer(verifier, source):
+    tests = ["assert gcd(12, 18) == 6"]
+    assert judged(verifier, source, tests) is False
+    assert judged(verifier, source, ["import solution\nassert solution.gcd(12, 18) == 6"]) is False
+    check = "def check(candidate):\n    assert candidate(12, 18) == 6"
+    assert judged(verifier, source, check, entry_point="gcd") is False
+    assert judged(verifier, "from math import gcd", tests) is True
+
+
+def test_an_exception_of_a_program_that_uses_common_names_keeps_its_classes(verifier):
+    source = "def f(x: List[str]):\n    import json\n    return json.loads(x[0])"
+    tests = "try:\n    f(['{'])\nexcept ValueError as error:\n    assert 'Expecting' in str(error)"
+    assert judged(verifier, source, tests + "\nelse:\n    assert False") is True
+
+
 def test_a_failed_assertion_of_the_program_is_none_of_the_tests(verifier):
     source = "def half(n):\n    assert n % 2 == 0\n    return n // 2"
     tests = "try:\n    ok = half(3) == 1\nexcept {}:\n    ok = True\nassert ok"

@@ -73,6 +73,29 @@ def test_exact_reads_the_configured_part_of_the_response(options, response, expe
     assert judged("exact", "12", response, **options) is expected
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "response"),
+    [
+        ("math", {}, "Answer: {}"),
+        ("math_dapo", {}, "Answer: {}"),
+        ("gsm8k", {}, "#### {}"),
+        ("exact", {}, "{}"),
+        ("exact", {"extract": "answer_line"}, "Answer: {}"),
+        ("exact", {"extract": "last_number"}, "It is {}"),
+        ("exact", {"extract": "final"}, "It is {}."),
+    ],
+)
+def test_a_reference_that_is_a_json_list_of_one_text_is_that_text(name, options, response):
+    assert judged(name, '["36"]', response.format(36), **options) is True
+    assert judged(name, '["36"]', response.format(63), **options) is False
+
+
+def test_exact_accepts_a_list_of_one_where_the_question_asks_for_a_list():
+    assert judged("exact", '["a"]', '["a"]') is True
+    assert judged("exact", '["a", "b"]', "a") is False
+    assert judged("exact", '["..."]', "") is False
+
+
 def test_exact_without_a_usable_reference_is_an_error_not_a_wrong_answer():
     assert judged("exact", " ", "12") == "exact: the reference is empty (' ')"
     assert "is not a number, which extract=last_number needs" in judged(

@@ -70,6 +70,41 @@ def test_tests_that_no_verifier_runs_are_named(
         assert f"data.train: 1 of 1 rows have tests of a program, {expected};" in notes
 
 
+CHOICES = ["a red fox", "a grey wolf", "a brown bear", "a white hare"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "column", "num_unshown"),
+    [
+        ("Which animal howls?", {"choices": CHOICES}, 1),
+        ("Which animal howls?", {"choices": {"text": CHOICES, "label": [*"ABCD"]}}, 1),
+        ("Which animal howls?", {"options": dict(zip("ABCD", CHOICES, strict=True))}, 1),
+        ("Which animal howls?", {"options": json.dumps(CHOICES)}, 1),
+        (
+            "Which animal howls?",
+            {"choices": [{"label": "A", "text": "wolf"}, {"label": "B", "text": "hare"}]},
+            1,
+        ),
+        ("Which animal howls? A) A red  fox B) A grey wolf", {"choices": CHOICES[:2]}, 0),
+        ("Which animal howls?", {"options": {"difficulty": "easy", "language": "en"}}, 0),
+        ("Which animal howls?", {"options": [1, 2, 3]}, 0),
+        ("Which animal howls?", {"options": "none"}, 0),
+        ("Which animal howls?", {"choices": []}, 0),
+    ],
+)
+def test_answer_choices_that_no_prompt_shows_are_named(
+    tmp_path: Path, prompt: str, column: dict[str, object], num_unshown: int
+) -> None:
+    row = {"question": prompt, "answer": 1, **column}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
+    notes = " ".join(load_rows(config.data, config.reward, {}, "train")[1])
+    (name,) = column
+    expected = f"1 of 1 rows have answer choices in the column {name}, of which their prompts"
+    assert (expected in notes) == bool(num_unshown)
+    assert ("answer choices" in notes) == bool(num_unshown)
+
+
 def test_a_folder_with_an_adapter_alone_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds an adapter, expected a whole model"):

@@ -10,6 +10,7 @@ from dapo.libs.strict_math.text import (
     final_part,
     last_boxed,
     numbers_in,
+    only_listed,
     plain_number,
     strip_formatting,
 )
@@ -95,6 +96,24 @@ def test_a_hundred_thousand_open_boxes_are_read_in_one_pass():
 )
 def test_wrappings_come_off_only_if_they_hold_everything(text, expected):
     assert strip_formatting(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('["36"]', "36"),
+        (' ["\\\\frac{1}{2}"] ', "\\frac{1}{2}"),
+        ("[36]", "[36]"),
+        ("[1, 2)", "[1, 2)"),
+        ('["a", "b"]', '["a", "b"]'),
+        ('[["a"]]', '[["a"]]'),
+        ('[" "]', '[" "]'),
+        ("[]", "[]"),
+        ("36", "36"),
+    ],
+)
+def test_only_a_list_of_one_text_is_its_item(text, expected):
+    assert only_listed(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,9 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
 def test_other_columns_change_nothing() -> None:
     row = {"prompt": "a", "response": "b"}
     assert read(row | {"turns": 3, "icon": b"x", "answer": "c"}) == read(row)
+    # KTO's wanted responses, and labels that say nothing about a response
+    for label in (True, 0, 1, "false", None):
+        assert read(row | {"label": label}) == read(row)
     # a row without images, and the name of a container's image
     assert read(row | {"images": [], "videos": None, "image": "python:3.12"}) == read(row)
 
@@ -333,6 +336,11 @@ def test_other_columns_change_nothing() -> None:
             "the column images holds list, as images and recordings are held",
         ),
         (
+            {"prompt": "a", "completion": "b", "label": False},
+            "label is false, as KTO marks an unwanted response",
+        ),
+        ({"messages": TURNS, "label": False}, "label is false, as KTO marks an unwanted response"),
+        (
             {"messages": [*TURNS[:3], {**TURNS[3], "weight": 0}]},
             "message 4: weight 0 or train false says that this turn is not imitated",
         ),
@@ -378,12 +386,24 @@ def test_a_column_system_is_the_first_message_unless_there_is_one() -> None:
     for row in ({"conversations": turns}, {"prompt": "Sum?", "response": "Yes"}):
         assert read({**row, "system": "Be brief."}).prompt == [system, user]
         assert read({**row, "system": ""}) == read(row) == read({**row, "system": None})
+        # OpenOrca's name
+        assert read({**row, "system_prompt": "Be brief."}).prompt == [system, user]
+        both = {"system": "Be brief.", "system_prompt": "Be long."}
+        assert read({**row, **both}).prompt == [system, user]
     own = [{"from": "system", "value": "Be long."}, *turns]
     kept = read({"conversations": own, "system": "Be brief."})
     assert kept.prompt == [{"role": "system", "content": "Be long."}, user]
     # a weight of 0 says nothing about a turn that is not imitated anyway
     weighted = [{**turns[0], "weight": 0}, {**turns[1], "weight": 1}]
     assert read({"conversations": weighted}) == read({"conversations": turns})
+
+
+def test_tools_as_a_list_of_json_texts_reach_a_demonstration() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    row = {"prompt": "Sum?", "response": "Yes"}
+    texts = [json.dumps(tool) for tool in tools]
+    assert read({**row, "tools": texts}).fields == {"tools": tools}
+    assert read({**row, "tools": texts}) == read({**row, "tools": tools})
 
 
 @pytest.mark.parametrize("columns", [ANY_COLUMNS, Columns(prompt="instruction")])

@@ -5,13 +5,19 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dapo.cli.supervised_scripts import (
+    SUPERVISED,
+    Supervised,
+    supervised_system,
+    with_whole_columns,
+)
 from dapo.config import build_config
 from dapo.config.load import as_literal, read_options, resolve_references
 from dapo.config.option_fields import options_of
@@ -34,6 +40,7 @@ NOT_WHOLE = 3
 NO_ALGORITHM = 4  # no option of the result repairs that, so that scripts can tell it from FAULT
 MAX_BYTES = 2**20
 MAX_NOTEBOOK_BYTES = 2**25  # a notebook holds the pictures of its outputs too
+_PRIME_RL = re.compile(r"\buv run (?:-\S+ )*(?:rl|sft|trainer|orchestrator)\b")
 EXPECTED = (
     "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl,"
     " AReaL or TRL, or a Python script or notebook that calls TRL's GRPOConfig(...)"
@@ -59,9 +66,17 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as
     its launcher says, else 1. Raises ConfigError if the file is of no other system.
     """
+    if path.suffix == ".toml":
+        raise ConfigError(
+            f"{path} is TOML, as prime-rl's configurations are, which are not read; {EXPECTED}"
+        )
     readings = _readings(path)
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
+    is_yaml = path.suffix in (".yaml", ".yml")
+    system = None if is_yaml else supervised_system(path, _text(path), reading)
+    if system is not None:
+        return _supervised(path, system, reading, num_processes)
     options = reading.options
     peer = peer_that_knows(options)
     matches = _num_known(reading)
@@ -73,6 +88,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     num_expected = _num_of_system(options, peer) if peer else 0
     if peer is None or 2 * matches < num_expected:
         program = f" (it runs {reading.program})" if reading.program else ""
+        if not is_yaml and _PRIME_RL.search(_text(path)):
+            program = " (it runs prime-rl, whose options are not read)"
         raise ConfigError(
             f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
         )
@@ -86,9 +103,34 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     if peer == "verl":
+        for person, assignments in _left_to_a_person(options, translation):
+            translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
     fault = _fault_of_batch(translation, facts)
-    text = translation.text(names, as_literal)
+    return _conversion(path, translation, fault)
+
+
+def _supervised(
+    path: Path, system: Supervised, reading: Reading, num_processes: int | None
+) -> Conversion:
+    """Translate a script that imitates demonstrations, which `preset=sft` does."""
+    options = reading.options
+    facts = {}
+    if system == "verl":
+        options = with_whole_columns(options)
+    else:
+        facts["processes"] = num_processes or reading.num_processes or 1
+    translation = SUPERVISED[system].translate(options, facts)
+    trainer = reading.program or "SFTTrainer"
+    translation.ours["preset"] = ("sft", f"{trainer} imitates demonstrations")
+    translation.unread += reading.unread
+    translation.assumed += reading.assumed
+    return _conversion(path, translation, None)
+
+
+def _conversion(path: Path, translation: Translation, fault: str | None) -> Conversion:
+    """Return the translated file with its exit code."""
+    text = translation.text([name for name, _ in options_of()], as_literal)
     exit_code, message = _verdict(translation, text, fault)
     head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
     return Conversion(head + text, exit_code, message)
@@ -146,6 +188,43 @@ def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
     if name is None or str(name).removesuffix(".yaml") in _OWN_CONFIGURATIONS_OF_VERL:
         return []
     return [f"the options in the configuration {name} (--config-name)"]
+
+
+_WARMUP_OF_VERL = f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio"
+_TURNS_OF_VERL = f"{_SECTION_OF_VERL}rollout.multi_turn."
+_TOOLS_OF_VERL = (
+    f"{_TURNS_OF_VERL}tool_config_path",
+    f"{_TURNS_OF_VERL}interaction_config_path",
+    f"{_SECTION_OF_VERL}rollout.agent.agent_loop_config_path",
+)
+
+
+def _left_to_a_person(
+    options: Mapping[str, Any], translation: Translation
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield what a person is to set, each with the options of verl that ask for it.
+
+    Tools and interactions are code in other files, and a share of an unknown number of steps is
+    no number.
+    """
+    enable = f"{_TURNS_OF_VERL}enable"
+    names = [name for name in _TOOLS_OF_VERL if options.get(name) is not None]
+    if options.get(enable):
+        names.insert(0, enable)
+    if names and options.get(enable) is not False:
+        person = (
+            "Set environment or agent yourself: the tools and turns of a conversation are code"
+            " here (dapo show docs environments)"
+        )
+        yield person, [f"{name}={options[name]}" for name in names]
+    share = options.get(_WARMUP_OF_VERL)
+    is_open = "optim.warmup_steps" not in translation.ours
+    if is_open and share is not None and not isinstance(share, Unknown):
+        person = (
+            "Set optim.warmup_steps yourself: a share of all steps, whose number"
+            " (trainer.total_training_steps) the script does not set"
+        )
+        yield person, [f"{_WARMUP_OF_VERL}={share}"]
 
 
 def _num_known(reading: Reading) -> int:

@@ -11,7 +11,7 @@ from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
-from dapo.data.demonstrations import RESPONSE_COLUMNS, SYSTEM
+from dapo.data.demonstrations import LABEL, RESPONSE_COLUMNS, SYSTEM_COLUMNS
 from dapo.data.prepare.decontaminate import find_contaminated
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import CONVERSATION_COLUMNS, json_value
@@ -33,7 +33,7 @@ _COLUMNS = (
     "response_tokens",
     "step",
 )
-_OWN_COLUMNS = ("prompt", "answer", SYSTEM, *RESPONSE_COLUMNS, *CONVERSATION_COLUMNS)
+_OWN_COLUMNS = ("prompt", "answer", *SYSTEM_COLUMNS, *RESPONSE_COLUMNS, *CONVERSATION_COLUMNS)
 """The columns of a demonstration that its response, or the problem's prompt and answer, fill.
 
 The policy has answered without a column `system`, which a demonstration would put into its prompt.
@@ -73,6 +73,9 @@ class Judged:
             for name, value in self.problem.fields.items()
             if name not in _OWN_COLUMNS and value != prompt
         }
+        # a demonstration with a false one is refused, and this response was judged as wanted
+        if columns.get(LABEL) is False:
+            del columns[LABEL]
         if self.problem.answer:
             columns["answer"] = self.problem.answer
         if not self.turns:

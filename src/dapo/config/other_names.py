@@ -104,7 +104,11 @@ def called_elsewhere(
     label = f"{TITLES[system]}'s {their_name}"
     if value is not None:
         label += f"={shown_value(value)}"
-    row, equivalents = translate_value(rows, value, {**OTHERS[system].defaults, **others})
+    # its own value, which a formula uses in place of the default, may not be among the others
+    names = {**OTHERS[system].defaults, **others}
+    if value is not None:
+        names[rows[0].name] = value
+    row, equivalents = translate_value(rows, value, names)
     options: dict[str, None] = {}
     for counterpart in rows:
         for option in counterpart.ours:

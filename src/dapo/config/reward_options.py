@@ -15,7 +15,7 @@ from dapo.config.section import (
     Tokens,
     option,
 )
-from dapo.core.verifier_limits import CODE_TIME_S, PATTERN_CPU_S, SERVER_TOTAL_S
+from dapo.core.verifier_limits import CODE_MEMORY_MIB, CODE_TIME_S, PATTERN_CPU_S, SERVER_TOTAL_S
 
 _TIME_LIMITS = {
     "code": ("time_s", CODE_TIME_S),
@@ -78,17 +78,36 @@ class RewardConfig(Section):
             if name not in _TIME_LIMITS:
                 continue
             limit, default = _TIME_LIMITS[name]
-            is_only = name == self.verifier
-            options = self.options if is_only else self.options.get(name, {})
-            seconds = options.get(limit, default) if isinstance(options, Mapping) else default
+            path, seconds = self._limit_of(name, limit, default)
             if isinstance(seconds, int | float) and seconds >= self.timeout_s:
-                path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
                 path = path if limit else f"{name}'s limit for a pattern"
                 raise ValueError(
                     f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g},"
                     " a verdict's limit"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _programs_fit_into_the_memory(self) -> "RewardConfig":
+        """A program at its own limit is wrong; one that reaches the worker's limit is an error."""
+        names = [self.verifier] if isinstance(self.verifier, str) else self.verifier
+        if "code" not in names:
+            return self
+        path, mebibytes = self._limit_of("code", "memory_mib", CODE_MEMORY_MIB)
+        if isinstance(mebibytes, int | float) and mebibytes >= 1024 * self.memory_gib:
+            raise ValueError(
+                f"{path}={mebibytes:g} (MiB) must be less than reward.memory_gib="
+                f"{self.memory_gib:g} ({1024 * self.memory_gib:g} MiB), the limit of the process"
+                " that runs the program; raise reward.memory_gib or lower the other"
+            )
+        return self
+
+    def _limit_of(self, name: str, limit: str, default: float) -> tuple[str, Any]:
+        """Return the path of a verifier's option, and its value."""
+        is_only = name == self.verifier
+        options = self.options if is_only else self.options.get(name, {})
+        path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
+        return path, options.get(limit, default) if isinstance(options, Mapping) else default
 
 
 class AuditConfig(Section):

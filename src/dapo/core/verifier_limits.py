@@ -1,6 +1,9 @@
-"""What other rooms know of verifiers: time limits in seconds, the largest score, columns of tests."""
+"""What other rooms know of verifiers: limits of time and memory, the largest score, columns of
+tests.
+"""
 
 CODE_TIME_S = 6.0  # `time_s` of the verifier `code`: for all tests of one response
+CODE_MEMORY_MIB = 1024  # `memory_mib` of the verifier `code`: address space of a program
 # in size; sums and squares of larger scores, or of advantages, would not be finite in float32
 MAX_SCORE = 1e12
 # processor time of `regex` and `json_schema` for one response, which is wrong if it needs more

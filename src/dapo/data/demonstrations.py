@@ -26,9 +26,10 @@ from dapo.data.sources.rows import (
 from dapo.types import Message, Problem, Prompt, content_text
 
 RESPONSE_COLUMNS = ("response", "completion", "output")
-SYSTEM = "system"
-"""The column with the text of a system message that is not among the messages."""
+SYSTEM_COLUMNS = ("system", "system_prompt")
+"""The columns with the text of a system message that is not among the messages."""
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+LABEL = "label"
 ALPACA = "instruction"
 """The column of Alpaca's form, whose question goes on in `input` and begins in `history`."""
 TURNS = "turns"
@@ -61,13 +62,15 @@ def demonstration_from_row(
     in the column `messages`. The messages up to the first of the assistant are the prompt. A
     demonstration of several turns has them all in the field `turns`, and the last one as its
     answer; so does one whose turn has further keys, such as `tool_calls`. A text in the column
-    `system` is the prompt's first message, unless it has a system message. Alpaca's `instruction`
-    is a prompt together with `input` and `history`. Other columns but `tools` and
-    `chat_template_kwargs`, which the chat template reads, are left out.
+    `system` or `system_prompt` is the prompt's first message, unless it has a system message.
+    Alpaca's `instruction` is a prompt together with `input` and `history`. Other columns but
+    `tools` and `chat_template_kwargs`, which the chat template reads, are left out. A row whose
+    `label` is false, as KTO marks unwanted responses, is an error.
     """
     if isinstance(row, DataError):
         raise row
     _require_text_alone(row, where)
+    _require_wanted(row, where)
     response = next(
         (
             name
@@ -88,7 +91,8 @@ def demonstration_from_row(
             f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)}, columns"
             f" here: {present}"
         )
-    prompt = _with_system(prompt, row.get(SYSTEM), f"{where}: {SYSTEM}")
+    for name in SYSTEM_COLUMNS:
+        prompt = _with_system(prompt, row.get(name), f"{where}: {name}")
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
     answer = content_text(turns[-1])
@@ -174,6 +178,17 @@ def _require_text_alone(row: Mapping[str, Any], where: str) -> None:
             f"{where}: the column {name} holds {type(value).__name__}, as images and recordings"
             " are held; models get text only: leave the row out, or drop the column where its"
             " question needs none"
+        )
+
+
+def _require_wanted(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row whose response is marked as unwanted, as KTO's rows mark it."""
+    # a class number or a text in this column says nothing about the response
+    if row.get(LABEL) is False:
+        raise DataError(
+            f"{where}: {LABEL} is false, as KTO marks an unwanted response, and demonstrations are"
+            f" imitated: leave the row out, or drop the column {LABEL} where it means something"
+            " else"
         )
 
 

@@ -2,12 +2,15 @@
 cannot judge.
 """
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dapo.config import DataConfig, RewardConfig
 from dapo.config.data_spec import Source, kinds
+from dapo.core.text import one_line
 from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems, unique_problems
 from dapo.data.sources.builtin import Split
@@ -17,6 +20,10 @@ from dapo.rewards.data_check import has_tests, warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
 from dapo.types import Problem, Prompt, content_text
+
+_CHOICE_COLUMNS = ("choices", "options")
+_CHOICE_TEXT_KEYS = ("text", "value")
+_MAX_LABEL_CHARS = 2  # of a choice's label, such as `A` or `10`
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ def load_rows(
                 " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
             )
     warnings += _unread_tests(rows, reward, where)
+    warnings += _unshown_choices(rows, where)
     if not has_trained:
         warnings += _unrequested_markers(data, rows, reward, where)
     return rows, warnings
@@ -90,6 +98,55 @@ def _unread_tests(rows: Sequence[Problem], reward: RewardSpec, where: str) -> It
             f" {' and '.join(names)} {'do' if len(names) > 1 else 'does'} not run;"
             " reward.verifier=code runs them"
         )
+
+
+def _unshown_choices(rows: Sequence[Problem], where: str) -> Iterator[str]:
+    """Warn of rows whose answer choices stand in a column, while their prompts show none."""
+    counts = Counter[str]()
+    for row in rows:
+        prompt = one_line(_text(row.prompt)).casefold()
+        for column in _CHOICE_COLUMNS:
+            choices = [one_line(text).casefold() for text in _choices(row.fields.get(column))]
+            if len(choices) > 1 and not any(choice in prompt for choice in choices):
+                counts[column] += 1
+    for column, count in counts.items():
+        yield (
+            f"{where}: {count:,} of {len(rows):,} rows have answer choices in the column {column},"
+            " of which their prompts show none, so the model is asked without them; write them"
+            " into the prompt (an agent or environment may show them itself)"
+        )
+
+
+def _choices(value: Any) -> list[str]:
+    """Return the texts of answer choices; none for a value of another form.
+
+    The forms are a list of texts, a list of mappings with a text each, ARC's `{text: [...],
+    label: [...]}`, texts by their labels, and the JSON text of any of these.
+    """
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    if isinstance(value, Mapping):
+        if isinstance(value.get("text"), list):
+            value = value["text"]
+        elif all(len(str(label)) <= _MAX_LABEL_CHARS for label in value):
+            # Arrow gives every row the labels of all rows, with null for those that it lacks
+            value = [text for text in value.values() if text is not None]
+        else:
+            return []
+    if not isinstance(value, list):
+        return []
+    texts = []
+    for item in value:
+        text = item
+        if isinstance(item, Mapping):
+            text = next((item[key] for key in _CHOICE_TEXT_KEYS if key in item), None)
+        if not isinstance(text, str) or not text.strip():
+            return []
+        texts.append(text)
+    return texts
 
 
 def _unrequested_markers(

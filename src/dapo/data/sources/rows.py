@@ -505,28 +505,47 @@ def _without_nulls(value: Any) -> Any:
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the column `tools` alone: schemas for the chat template, from a list or JSON text.
 
+    Each schema of a list may be JSON text, too.
+
     Raises DataError for schemas as Python prints them.
     """
-    tools = row.get("tools")
-    if isinstance(tools, str) and tools.lstrip().startswith("["):
-        if tools.lstrip()[1:].lstrip().startswith("{'"):
-            raise DataError(
-                f"{where}: tools holds schemas as Python prints them, which cannot be read; write"
-                " .jsonl or .parquet, or the schemas as JSON"
-            )
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError):
-            return {}
-    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+    tools = _parsed_schemas(row.get("tools"), where)
+    if isinstance(tools, list | tuple):
+        tools = [_parsed_schemas(tool, where) for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         return {}
     return {"tools": json_value(tools, f"{where}: tools")}
 
 
+def _parsed_schemas(value: object, where: str) -> object:
+    """Return what a text of JSON holds: a schema, or a list of them; any other value as it is.
+
+    Raises DataError for schemas as Python prints them.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    if value.lstrip().removeprefix("[").lstrip().startswith("{'"):
+        raise DataError(
+            f"{where}: tools holds schemas as Python prints them, which cannot be read; write"
+            " .jsonl or .parquet, or the schemas as JSON"
+        )
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def _answer(value: object, where: str) -> str:
-    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats."""
+    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats.
+
+    A list of one text or number is that text or number.
+    """
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        (item,) = value
+        if isinstance(item, str | int | float | Decimal) and not isinstance(item, bool):
+            value = item
     require_filled(
         value, where, "every problem needs a reference answer: fill it in or drop the row"
     )

@@ -7,7 +7,6 @@ import base64
 import json
 import marshal
 import re
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from .instrument import DataFlow, Instrument
 from .required_names import NameRequirements, UnusableTests
-from .sandbox import Sandbox, SandboxError
+from .sandbox import Sandbox
 from .steering import steerable_parts
 
 _UNSEEN = {"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"}
@@ -27,6 +26,7 @@ _MIN_OUTPUT_BYTES = 1 << 16
 class Tests(ABC):
     """Tests of a program, made by `read_tests`; they may judge any number of programs."""
 
+    @abstractmethod
     def passed_by(self, source: str, sandbox: Sandbox, *, deadline: float) -> bool:
         """Run a program and test it.
 
@@ -34,7 +34,7 @@ class Tests(ABC):
             source: Python source of the program.
             sandbox: runs the program.
             deadline: the time at which a program that still runs has failed, on the clock of
-                `time.monotonic()`.
+                `time.monotonic()`; the start of each of its processes puts it off.
 
         Returns:
             Whether the program passes every test. Too much time, memory or output fails.
@@ -43,15 +43,6 @@ class Tests(ABC):
             UnusableTests: the tests cannot run, or execute no assertion on a value of the program.
             SandboxError: the sandbox cannot run the program.
         """
-        try:
-            return self._judge(source, sandbox, deadline)
-        except SandboxError:
-            if time.monotonic() >= deadline:
-                return False
-            raise
-
-    @abstractmethod
-    def _judge(self, source: str, sandbox: Sandbox, deadline: float) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -60,10 +51,11 @@ class InputOutputTests(Tests):
 
     pairs: Sequence[tuple[str, str]]
 
-    def _judge(self, source: str, sandbox: Sandbox, deadline: float) -> bool:
+    def passed_by(self, source: str, sandbox: Sandbox, *, deadline: float) -> bool:
         for stdin, expected in self.pairs:
             limit = max(4 * len(expected), _MIN_OUTPUT_BYTES)
             result = sandbox.run(source, stdin, deadline=deadline, max_output_bytes=limit)
+            deadline += result.start_s
             if result.exit_code != 0 or _lines(result.output.decode(errors="replace")) != _lines(
                 expected
             ):
@@ -78,7 +70,7 @@ class AssertionTests(Tests):
     message: Mapping[str, Any]
     """The arguments of `confined.test_runner.run`, as JSON values."""
 
-    def _judge(self, source: str, sandbox: Sandbox, deadline: float) -> bool:
+    def passed_by(self, source: str, sandbox: Sandbox, *, deadline: float) -> bool:
         result = sandbox.run_tests(source, self.message, deadline=deadline)
         if result == "unchecked":
             raise UnusableTests("these tests run no assertion on a value of the program")

@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -73,48 +73,58 @@ class LocalSandbox:
     """
     landlock_abi: int = 1 << 16
     """The newest version of Landlock to use; tests lower it to see what an older kernel holds."""
+    start_timeout_s: float = 30.0
+    """The time for the start of a program's processes, which does not count against its deadline;
+    beyond it SandboxError is raised.
+    """
 
     def run(
         self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
     ) -> ProcessResult:
+        start = time.monotonic()
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
-            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as (
-                process,
-                ready,
-            ):
-                self._await_confined(ready, deadline)
-                return _read(process, deadline, max_output_bytes)
+            with self._sandbox_process(
+                "program", [source], deadline - start, stdin=file.fileno()
+            ) as (process, ready):
+                self._await_confined(ready, start + self.start_timeout_s)
+                start_s = time.monotonic() - start
+                result = _read(process, deadline + start_s, max_output_bytes)
+                return replace(result, start_s=start_s)
 
     def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
+        start = time.monotonic()
         runner_end, submission_end = socket.socketpair()
         with (
             runner_end,
             submission_end,
             self._sandbox_process(
-                "submission", [source], deadline, channel=submission_end.fileno()
+                "submission", [source], deadline - start, channel=submission_end.fileno()
             ) as submission,
             self._sandbox_process(
-                "test_runner", [dict(tests)], deadline, channel=runner_end.fileno()
+                "test_runner", [dict(tests)], deadline - start, channel=runner_end.fileno()
             ) as runner,
         ):
             # each process sees the exit of the other only if this one holds no copies
             runner_end.close()
             submission_end.close()
             for _, ready in (submission, runner):
-                self._await_confined(ready, deadline)
-            return (
-                _read(runner[0], deadline, _MAX_RESULT_BYTES).output.decode(errors="replace")
-                or "failed"
-            )
+                self._await_confined(ready, start + self.start_timeout_s)
+            deadline += time.monotonic() - start
+            result = _read(runner[0], deadline, _MAX_RESULT_BYTES)
+            return result.output.decode(errors="replace") or "failed"
 
-    def _await_confined(self, ready: int, deadline: float) -> None:
-        message = (
-            os.read(ready, 16) if readable(ready, max(0, deadline - time.monotonic())) else b""
-        )
+    def _await_confined(self, ready: int, end: float) -> None:
+        """Wait until a process is confined. Raises SandboxError if it is not at the time `end`."""
+        if not readable(ready, max(0, end - time.monotonic())):
+            raise SandboxError(
+                "the process of the sandbox did not start within"
+                f" {self.start_timeout_s:g} s; the machine may be overloaded"
+            )
+        message = os.read(ready, 16)
         if not message:
-            raise SandboxError("the process of the sandbox did not start")
+            raise SandboxError("the process of the sandbox ended before it could run the program")
         if self.require_confinement and message != b"confined":
             raise SandboxError("the process of the sandbox could not be confined")
 
@@ -123,7 +133,7 @@ class LocalSandbox:
         self,
         role: Role,
         sources: Sequence[Any],
-        deadline: float,
+        time_s: float,
         *,
         stdin: int = subprocess.DEVNULL,
         channel: int = -1,
@@ -141,7 +151,7 @@ class LocalSandbox:
                 "sources_fd": file.fileno(),
                 "ready_fd": writable,
                 "channel_fd": channel,
-                "cpu_s": max(1, math.ceil(deadline - time.monotonic())),
+                "cpu_s": max(1, math.ceil(time_s)),
                 "memory_bytes": self.memory_bytes,
                 "layers": self.layers,
                 "landlock_abi": self.landlock_abi,

@@ -5,7 +5,7 @@ out.
 import math
 import select
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -20,6 +20,8 @@ class ProcessResult:
     output: bytes
     exit_code: int | None
     """None if the program was killed because it exceeded its time or the length of its output."""
+    start_s: float = field(default=0.0, repr=False, compare=False)
+    """Seconds until the program could run, by which its deadline was put off."""
 
 
 class Sandbox(Protocol):
@@ -48,14 +50,16 @@ class Sandbox(Protocol):
         Args:
             source: Python source of a script.
             stdin: its standard input.
-            deadline: the time at which it is killed, on the clock of `time.monotonic()`.
+            deadline: the time at which it is killed, on the clock of `time.monotonic()`, if the
+                program could run at once; the start of its process puts it off.
             max_output_bytes: the program is killed when it prints more.
 
         Returns:
             Its standard output and exit code.
 
         Raises:
-            SandboxError: the program could not be confined, and has not run.
+            SandboxError: the program could not be confined or its process did not start, and it
+                has not run.
         """
 
     def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
@@ -67,13 +71,13 @@ class Sandbox(Protocol):
             source: Python source of the module.
             tests: the message that `confined.test_runner.run` takes, as JSON values.
             deadline: the time at which both processes are killed, on the clock of
-                `time.monotonic()`.
+                `time.monotonic()`; their start puts it off, as in `run`.
 
         Returns:
             The result of `confined.test_runner.run`; `failed` if there is none.
 
         Raises:
-            SandboxError: a process could not be confined, and the module has not run.
+            SandboxError: a process could not be confined or did not start.
         """
 
 

@@ -191,6 +191,7 @@ _BINARY: Mapping[type[ast.AST], Any] = {
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "ceil": math.ceil,
+    "floor": math.floor,
     "max": max,
     "sinks": _sinks,
     "rewards": _rewards,

@@ -206,10 +206,16 @@ class _Stop(Exception):
 def read_script(text: str, module: str) -> Reading:
     """Read the options of GRPOConfig, GRPOTrainer and LoraConfig in a script, without running it.
 
+    In a script without these two, SFTConfig and SFTTrainer take their places.
+
     A value that is not known is Unknown. A function of the script is `module:function`, and one
     that it imports has the name of its own module. Raises ValueError or SyntaxError.
     """
     reader = _Reader(module)
+    # a warm start in the same script has options of its own
+    if "GRPO" not in text:
+        reader.suffixes_of_configs += ("SFTConfig",)
+        reader.suffixes_of_trainers += ("SFTTrainer",)
     tree, lines = _parse(text)
     reader.reading.unread += lines
     try:
@@ -262,6 +268,8 @@ class _Reader:
         self.num_open_branches = 0  # how many branches around this statement may not be taken
         self.num_steps = 0
         self.depth = 0
+        self.suffixes_of_configs: tuple[str, ...] = ("GRPOConfig",)
+        self.suffixes_of_trainers: tuple[str, ...] = ("GRPOTrainer",)
 
     # --- the result
 
@@ -966,9 +974,9 @@ class _Reader:
             name = function.text.rpartition(".")[2]
         else:
             return ""
-        if name.endswith("GRPOConfig"):
+        if name.endswith(self.suffixes_of_configs):
             return "GRPOConfig"
-        if name.endswith("GRPOTrainer"):
+        if name.endswith(self.suffixes_of_trainers):
             return "GRPOTrainer"
         return name if name in _CALLS else ""
 

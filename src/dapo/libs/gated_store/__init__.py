@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,7 @@ LOOPBACK = "127.0.0.1"
 # nothing is sent to it: connecting a UDP socket only selects the local address of the default route
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
 HANDSHAKE_TIMEOUT_S = 10.0
+ACCEPT_PAUSE_S = 0.1
 PROOF_BYTES = 32  # of nonces and of SHA-256
 
 
@@ -137,7 +139,15 @@ def _forward(listener: socket.socket, connect: Callable[[socket.socket], socket.
 
     def accept() -> None:
         while True:
-            threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                if listener.fileno() < 0:
+                    return
+                # too many open files, perhaps: a rank that waits is served once some are closed
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
+            threading.Thread(target=serve, args=(peer,), daemon=True).start()
 
     threading.Thread(target=accept, name="rendezvous", daemon=True).start()
 

@@ -2,6 +2,7 @@
 numbers.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -10,8 +11,8 @@ from typing import NamedTuple
 
 __all__ = [
     "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
-    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number", "stated_part",
-    "strip_formatting", "without_text_commands",
+    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "only_listed", "outer_boxes", "plain_number",
+    "stated_part", "strip_formatting", "without_text_commands",
 ]  # fmt: skip
 
 TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -239,6 +240,23 @@ def marked_answer(text: str) -> str | None:
     """
     line = answer_line(text)
     return last_boxed(text) if line is None else line
+
+
+def only_listed(reference: str) -> str:
+    """Return the only item of a JSON list of one text, such as `["36"]`; else the text itself.
+
+    Data sets whose problems may have several right answers write a single one so, too. A list of a
+    number, `[36]`, may be mathematics and stays.
+    """
+    if not reference.lstrip().startswith("["):
+        return reference
+    try:
+        items = json.loads(reference)
+    except (ValueError, RecursionError):
+        return reference
+    if len(items) != 1 or not isinstance(items[0], str) or not items[0].strip():
+        return reference
+    return items[0]
 
 
 def strip_formatting(text: str, *, braces: bool = False) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dapo.core.errors import RewardError
-from dapo.core.verifier_limits import CODE_TIME_S, TEST_COLUMNS
+from dapo.core.verifier_limits import CODE_MEMORY_MIB, CODE_TIME_S, TEST_COLUMNS
 from dapo.libs.code_sandbox import (
     LocalSandbox,
     SandboxError,
@@ -60,16 +60,17 @@ class CodeVerifier:
         self,
         field: str = TEST_COLUMNS[0],
         time_s: float = CODE_TIME_S,
-        memory_mib: int = 1024,
+        memory_mib: int = CODE_MEMORY_MIB,
         isolation: Isolation = "require",
     ) -> None:
         """Probe the sandbox.
 
         Args:
             field: the column with the tests.
-            time_s: time limit of all tests of one response; below reward.timeout_s, which would
-                make it an error.
-            memory_mib: address space of a program.
+            time_s: time limit of all tests of one response, while its programs may run; below
+                reward.timeout_s, which would make it an error.
+            memory_mib: address space of a program; below reward.memory_gib, beyond which the
+                verdict is an error.
             isolation: `best_effort` runs programs even on a machine that cannot confine them.
 
         Raises:

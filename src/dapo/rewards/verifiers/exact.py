@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo.libs.strict_math.stated_number import last_number, response_number
-from dapo.libs.strict_math.text import answer_line, final_part, plain_number, strip_formatting
+from dapo.libs.strict_math.text import (
+    answer_line,
+    final_part,
+    only_listed,
+    plain_number,
+    strip_formatting,
+)
 from dapo.rewards.verdicts import binary_verdict, error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 
@@ -26,7 +32,8 @@ class ExactVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         text = final_part(response)
-        number = plain_number(strip_formatting(problem.answer))
+        only_answer = only_listed(problem.answer)
+        number = plain_number(strip_formatting(only_answer))
         if self.extract == "last_number":
             if number is None:
                 reason = (
@@ -42,7 +49,10 @@ class ExactVerifier:
             return error_verdict(f"exact: the reference is empty ({problem.answer!r})")
         candidate = answer_line(text) if self.extract == "answer_line" else text
         answer = self._normalize(candidate or "")
-        return binary_verdict(answer == reference, answer)
+        # the list itself is right as well: a question may ask for one
+        only_reference = self._normalize(only_answer)
+        is_only_answer = bool(only_reference) and answer == only_reference
+        return binary_verdict(answer == reference or is_only_answer, answer)
 
     def _normalize(self, text: str) -> str:
         words = " ".join(strip_formatting(text).split())

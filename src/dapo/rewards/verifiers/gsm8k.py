@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from dapo.libs.strict_math import extract_answer
 from dapo.libs.strict_math.stated_number import last_number, stated_number
-from dapo.libs.strict_math.text import plain_number, stated_part, strip_formatting
+from dapo.libs.strict_math.text import only_listed, plain_number, stated_part, strip_formatting
 from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 
@@ -23,7 +23,7 @@ class Gsm8kVerifier:
     flexible: bool = False  # without any mark, take the last number of the response
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        final_text = problem.answer.rpartition(_MARK)[2]
+        final_text = only_listed(problem.answer).rpartition(_MARK)[2]
         reference = plain_number(_strip_currency(final_text))
         if reference is None:
             return error_verdict(

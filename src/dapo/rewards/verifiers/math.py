@@ -5,6 +5,7 @@
 from functools import lru_cache
 
 from dapo.libs.strict_math import Reference, extract_answer
+from dapo.libs.strict_math.text import only_listed
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 
@@ -25,7 +26,7 @@ class MathVerifier:
         self._read(r"\pi")  # imports mpmath now, outside the time limit of a verdict
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        reference = self._read(problem.answer, problem.question)
+        reference = self._read(only_listed(problem.answer), problem.question)
         if reference is None:
             return error_verdict(
                 f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics"

@@ -5,6 +5,7 @@
 import re
 from dataclasses import dataclass
 
+from dapo.libs.strict_math.text import only_listed
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
 
@@ -51,7 +52,8 @@ class MathDapoVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
         answer = normalize(answers[-1] if answers else "[INVALID]")
-        return binary_verdict(answer == normalize(problem.answer), answer if answers else "")
+        reference = normalize(only_listed(problem.answer))
+        return binary_verdict(answer == reference, answer if answers else "")
 
 
 def normalize(answer: str) -> str:

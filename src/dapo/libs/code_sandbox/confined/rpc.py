@@ -41,6 +41,28 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.time": lambda value: (value.isoformat(),),
 }
 
+# The imports that LiveCodeBench's harness puts before every program, in its order: the names of
+# each module, and after all of them the modules themselves
+_COMMON_MODULES = (
+    "string",
+    "re",
+    "datetime",
+    "collections",
+    "heapq",
+    "bisect",
+    "copy",
+    "math",
+    "random",
+    "statistics",
+    "itertools",
+    "functools",
+    "operator",
+    "io",
+    "sys",
+    "json",
+    "typing",
+)
+
 CALL_MUTATING = "()="  # a call whose arguments come back with the changes of the program
 CALL = "()"
 SET = "="
@@ -82,6 +104,49 @@ def _define_exit() -> None:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "end of file"))
 
 
+def _provide_common_names(source: str) -> None:
+    """Define the names of `_COMMON_MODULES` that a program uses and defines nowhere, as `List`.
+
+    They become built-in names of this process, so that they are no public names of the program:
+    what tests call must be its own.
+    """
+    undefined = _undefined_names(source) - set(dir(builtins))
+    if not undefined:
+        return
+    modules = {name: __import__(name) for name in _COMMON_MODULES}
+    names: dict[str, Any] = {}
+    for module in modules.values():
+        public = [name for name in dir(module) if not name.startswith("_")]
+        names |= {name: getattr(module, name) for name in getattr(module, "__all__", public)}
+    names |= modules
+    for name in undefined & names.keys():
+        value = names[name]
+        # a chain of exception classes ends at the first built-in one
+        if not (isinstance(value, type) and issubclass(value, BaseException)):
+            setattr(builtins, name, value)
+
+
+def _undefined_names(source: str) -> set[str]:
+    """Return the global names that a module uses and does not define."""
+    import symtable
+
+    defined: set[str] = set()
+    used: set[str] = set()
+    top = symtable.symtable(source, "solution.py", "exec")
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        for symbol in table.get_symbols():
+            if table is not top and not symbol.is_global():
+                continue
+            if symbol.is_assigned() or symbol.is_imported():
+                defined.add(symbol.get_name())
+            if symbol.is_referenced():
+                used.add(symbol.get_name())
+        tables += table.get_children()
+    return used - defined
+
+
 def program(channel_fd: int, source: str) -> None:
     """Run the source as a script."""
     if "asyncio" in source:
@@ -90,7 +155,9 @@ def program(channel_fd: int, source: str) -> None:
     sys.modules["__main__"] = main
     main.__file__ = "solution.py"  # as a script has
     sys.argv = ["solution.py"]
-    exec(compile(source, "solution.py", "exec", dont_inherit=True), main.__dict__)
+    code = compile(source, "solution.py", "exec", dont_inherit=True)
+    _provide_common_names(source)
+    exec(code, main.__dict__)
 
 
 def test_runner(channel_fd: int, message: dict[str, Any]) -> None:
@@ -133,7 +200,9 @@ class Submission:
         """Answer requests until the connection ends."""
         module = types.ModuleType("solution")
         sys.modules["solution"] = module
-        exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
+        code = compile(source, "solution.py", "exec", dont_inherit=True)
+        _provide_common_names(source)
+        exec(code, module.__dict__)
         is_module = types.ModuleType
         names = {
             n: v
