@@ -84,7 +84,8 @@ def test_all_notebooks_run_from_the_first_cell_to_the_last(
     )
     assert "image/png" in {kind for output in outputs for kind in output.get("data", {})}
     assert "the loss is not a sum over tokens" in shown
-    assert len(list((tmp_path / "runs").iterdir())) == len(NOTEBOOKS)
+    # that of GSM8K trains twice
+    assert len(list((tmp_path / "runs").iterdir())) == len(NOTEBOOKS) + 1
     assert (tmp_path / "my-model" / "config.json").is_file()
 
 
