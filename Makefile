@@ -57,13 +57,16 @@ PARALLEL  = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) --numproc
 LIBRARIES = tests/code_sandbox tests/strict_math tests/rewards/test_linear_time.py tests/rewards/test_provoked_errors.py
 
 # browsers, kills at random moments, and whole programs: what starts processes and waits for them
-PROCESSES  = $(foreach name,test_view_browser test_damaged_runs test_graded_runs,tests/analysis/$(name).py)
-PROCESSES += $(foreach name,test_notebook_kernel test_python_runs,tests/api/$(name).py)
-PROCESSES += $(foreach name,test_nonsense test_runs test_starts agents/test_sdks,tests/environments/$(name).py)
-PROCESSES += $(foreach name,test_hostile_verifiers test_verifier_pool,tests/rewards/$(name).py)
-PROCESSES += $(foreach name,durability fake_cuda isolation kills platforms plugins,tests/system/test_$(name).py)
-PROCESSES += $(foreach name,test_async_laws test_asynchronous test_load,tests/training/$(name).py)
-PROCESSES += tests/distributed tests/gated_store tests/policy/test_fsdp.py tests/runs/test_foreign_run.py tests/start/test_fork.py
+PROCESSES  = $(foreach name,damaged_runs graded_runs view_browser view_server,tests/analysis/test_$(name).py)
+PROCESSES += $(foreach name,callbacks notebook_kernel python_runs,tests/api/test_$(name).py)
+PROCESSES += $(foreach name,chat_command clean_command stages,tests/cli/test_$(name).py)
+PROCESSES += $(foreach name,agent_memory agent_nonsense sdks,tests/environments/agents/test_$(name).py)
+PROCESSES += $(foreach name,nonsense runs starts,tests/environments/test_$(name).py)
+PROCESSES += $(foreach name,hostile_verifiers reward_model verifier_pool,tests/rewards/test_$(name).py)
+PROCESSES += $(foreach name,durability fake_cuda isolation kills platforms plugins template_date,tests/system/test_$(name).py)
+PROCESSES += $(foreach name,async_laws asynchronous engine_speed last_bits load ppo,tests/training/test_$(name).py)
+PROCESSES += tests/distributed tests/engines/test_vllm_worker_spec.py tests/gated_store tests/policy/test_fsdp.py
+PROCESSES += tests/runs/test_foreign_run.py tests/start/test_fork.py
 test-processes: install-dev
 	$(PARALLEL) -m "not ray and not nightly" $(PROCESSES) $(ARGS)
 
