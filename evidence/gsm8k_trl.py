@@ -4,9 +4,8 @@
     PYTHONPATH=src .venv-trl/bin/python -m evidence.gsm8k_trl MODEL train.jsonl OUT --minutes 30 --lr 2e-5
 
 Everything that both systems have is equal: the model, the problems, the verifier, the group size,
-the lengths, the temperature, the optimiser, the precision and two updates a step, and the problems
-come in the same order of lengths. TRL samples the
-groups of a step once, and trains all of them.
+the lengths, the temperature, the optimiser, the precision, two updates a step, and the order of the
+problems by length. TRL samples the groups of a step once, and trains all of them.
 """
 
 import argparse

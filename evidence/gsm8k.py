@@ -1,0 +1,174 @@
+"""The figures of docs/gsm8k.md, from the runs and their evaluations on the whole test set.
+
+    python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/results/gsm8k.json
+    python -m evidence.gsm8k --page docs/gsm8k.md  # its table and its picture, from that file
+
+The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
+each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a
+run is the accuracy on its training problems: with `data.order` they grow harder from step to step.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dapo.evaluation.pairing import paired_difference
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "evidence/results/gsm8k.json"
+PICTURE = ROOT / "docs/gsm8k.png"
+WARM = "warm"
+LABELS = {
+    "untrained": "untrained",
+    WARM: "after the worked solutions",
+    "dapo": "DAPO",
+    "grpo": "GRPO",
+    "every-group": "DAPO without dynamic sampling",
+    "trl": "TRL's GRPOTrainer",
+}
+MARKER = "<!-- gsm8k -->"
+_TABLE = re.compile(rf"{MARKER}\n.*?{MARKER}\n", re.DOTALL)
+
+
+def summarize(folder: Path) -> dict[str, Any]:
+    """Return the results by name: accuracies with intervals, and what each run has cost.
+
+    An evaluation's interval is the 95 % interval of `dapo eval`; `difference` is paired with the
+    warm start by problem.
+    """
+    evaluations = {
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in sorted((folder / "evals").glob("*.json"))
+    }
+    results: dict[str, Any] = {}
+    for name, evaluation in evaluations.items():
+        kept = ("accuracy", "low", "high", "pass@4", "problems", "samples_per_problem")
+        results[name] = {key: evaluation[key] for key in kept}
+        results[name]["response_tokens"] = evaluation["response_tokens_mean"]
+        if name not in ("untrained", WARM):
+            difference = paired_difference(evaluations[WARM], evaluation)
+            results[name] |= {
+                "difference": difference["difference"],
+                "difference_low": difference["low"],
+                "difference_high": difference["high"],
+            }
+        if (folder / name).is_dir():
+            results[name] |= cost_of(folder / name)
+    return results
+
+
+def cost_of(run: Path) -> dict[str, Any]:
+    """Return steps, seconds, tokens and peak memory of a run, with its curve by step."""
+    training = run / "training.json"
+    if training.exists():
+        facts = json.loads(training.read_text("utf-8"))
+        return {"steps": facts["steps"], "seconds": facts["seconds"]}
+    lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["step"] > 0]
+
+    def total(metric: str) -> float:
+        return sum(row.get(metric) or 0.0 for row in rows)
+
+    return {
+        "steps": len(rows),
+        "seconds": total("time/step_s"),
+        "generate_s": total("time/generate_s"),
+        "update_s": total("time/update_s") + total("time/old_logprobs_s"),
+        "generated_tokens": int(total("rollout/tokens_generated")),
+        "trained_tokens": int(total("rollout/tokens_trained")),
+        "peak_memory_gib": max(row["time/peak_memory_gib"] for row in rows),
+        "curve": [round(row["reward/accuracy"], 4) for row in rows],
+    }
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the page's table: a row per evaluation, in the order of LABELS."""
+    yield "| | avg@4, % | less the warm start, points | steps | minutes | generated tokens |"
+    yield "|---|---|---|--:|--:|--:|"
+    for name in _in_order(results):
+        row = results[name]
+        method, _, seed = name.rpartition("-")
+        label = LABELS[method or name] + (f", seed {seed}" if method else "")
+        difference = ""
+        if "difference" in row:
+            difference = _interval(row, "difference", "difference_low", "difference_high", "+.1f")
+        cells = [label, _interval(row, "accuracy", "low", "high", ".1f"), difference]
+        cells.append(f"{row['steps']}" if "steps" in row else "")
+        cells.append(f"{row['seconds'] / 60:.0f}" if "seconds" in row else "")
+        cells.append(f"{row['generated_tokens']:,}" if "generated_tokens" in row else "")
+        yield f"| {' | '.join(cells)} |"
+
+
+def _in_order(results: Mapping[str, Any]) -> Sequence[str]:
+    methods = list(LABELS)
+    return sorted(results, key=lambda name: (methods.index(name.rpartition("-")[0] or name), name))
+
+
+def _interval(row: Mapping[str, Any], value: str, low: str, high: str, form: str) -> str:
+    middle, start, end = (format(100 * row[key], form) for key in (value, low, high))
+    return f"{middle} ({start} to {end})"
+
+
+def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draw accuracy on the test set over minutes of rewards: a line per run from the warm start."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    colours = {"dapo": "C0", "grpo": "C1", "every-group": "C2", "trl": "C3"}
+    start = results[WARM]
+    seen = set()
+    for name in _in_order(results):
+        method = name.rpartition("-")[0]
+        if method not in colours:
+            continue
+        row = results[name]
+        minutes = row["seconds"] / 60
+        errors = [
+            [100 * (row["accuracy"] - row["low"])],
+            [100 * (row["high"] - row["accuracy"])],
+        ]
+        label = LABELS[method] if method not in seen else None
+        seen.add(method)
+        ends = [100 * start["accuracy"], 100 * row["accuracy"]]
+        axes.plot([0, minutes], ends, color=colours[method], label=label)
+        axes.errorbar([minutes], [100 * row["accuracy"]], errors, color=colours[method], capsize=3)
+    axes.axhline(100 * start["accuracy"], color="grey", linestyle="--", linewidth=1)
+    axes.set_xlabel("minutes of rewards")
+    axes.set_ylabel("GSM8K test, avg@4 (%)")
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def write_page(page: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the table between the page's markers."""
+    text = page.read_text("utf-8")
+    lines = "\n".join(table(results))
+    replaced, count = _TABLE.subn(f"{MARKER}\n{lines}\n{MARKER}\n", text)
+    if count != 1:
+        raise SystemExit(f"{page}: expected two markers {MARKER}, each on a line of its own")
+    page.write_text(replaced, "utf-8")
+
+
+def main() -> None:
+    """Read the runs, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--page", type=Path)
+    arguments = parser.parse_args()
+    if arguments.folder is not None:
+        text = json.dumps(summarize(arguments.folder), indent=1)
+        RESULTS.write_text(f"{text}\n", "utf-8")
+    if arguments.page is not None:
+        results = json.loads(RESULTS.read_text("utf-8"))
+        write_page(arguments.page, results)
+        draw(results, PICTURE)
+
+
+if __name__ == "__main__":
+    main()
