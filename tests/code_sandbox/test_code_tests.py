@@ -61,6 +61,35 @@ def judged(source, tests, prompt="Q", entry_point=None, **setup):
         return str(error)
 
 
+@pytest.mark.parametrize(
+    ("tests", "entry_point"),
+    [
+        ({"fn_name": "add", "inputs": [[1, 2], [[4], [5]]], "outputs": [[3], [[4, 5]]]}, None),
+        ({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, None),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], "add"),
+        ([{"input": "[4]\n[5]", "output": "[4, 5]", "testtype": "functional"}], "add"),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], "Solution().add"),
+        ([{"input": [1, 2], "output": 3, "type": "function_call", "fn_name": "add"}], None),
+    ],
+)
+def test_calls_of_a_function_judge_it_and_the_method_of_a_solution(tests, entry_point):
+    method = "class Solution:\n    def add(self, a, b):\n        return {}\n"
+    assert judged(method.format("a + b"), tests, entry_point=entry_point) is True
+    assert judged(method.format("b"), tests, entry_point=entry_point) is False
+    if entry_point != "Solution().add":
+        assert judged(ADD, tests, entry_point=entry_point) is True
+        assert judged(WRONG, tests, entry_point=entry_point) is False
+        assert judged("def sub(a, b):\n    return a - b", tests, entry_point=entry_point) is False
+        # a program that reads standard input defines no function
+        assert judged("print(3)", tests, entry_point=entry_point) is False
+
+
+def test_tuples_and_lists_of_a_result_are_equal():
+    tests = {"fn_name": "pair", "inputs": [[1, 2]], "outputs": [[[1, [2]]]]}
+    assert judged("def pair(a, b):\n    return a, (b,)", tests) is True
+    assert judged("def pair(a, b):\n    return b, (a,)", tests) is False
+
+
 @pytest.mark.parametrize(("columns", "parts"), cases("code_forms.txt"))
 def test_in_every_form_a_right_program_passes_and_a_wrong_one_does_not(columns, parts):
     (right,), (wrong,) = parts.get("right", [ADD]), parts.get("wrong", [WRONG])
@@ -172,19 +201,24 @@ def test_no_cheat_passes(index, case):
             "the tests cannot run: they order objects of the program",
         ),
         (
-            {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]},
-            {},
-            "its tests call a function by fn_name",
-        ),
-        (
             [{"input": "1\n2", "output": "3", "testtype": "functional"}],
             {},
-            "its tests call a function by fn_name or",
+            "its tests call a function that they do not name; expected its name as fn_name",
         ),
         (
-            [{"input": [1, 2], "output": 3, "type": "function_call", "fn_name": "add"}],
+            [{"input": "1 2", "output": "3", "testtype": "functional"}],
+            {"entry_point": "add"},
+            "its tests call a function; expected JSON values, got '1 2'",
+        ),
+        (
+            {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [3]},
             {},
-            "its tests call a function by fn_name or",
+            "its tests have 2 inputs and 1 outputs; expected an output for each input",
+        ),
+        (
+            {"fn_name": "add", "inputs": [3], "outputs": [3]},
+            {},
+            "its tests call a function; expected its arguments as a list, got 3",
         ),
         (
             "assert add(1, 2) == 3",

@@ -38,6 +38,16 @@ PAIRS = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 -4", "output": "6"}]
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
 
+def test_the_column_metadata_names_the_function_of_livecodebench(verifier):
+    tests = json.dumps([{"input": "1\n2", "output": "3", "testtype": "functional"}])
+    source = "class Solution:\n    def add(self, a: int, b: int) -> int:\n        return a {} b"
+    for metadata in ('{"func_name": "add"}', {"func_name": "add"}):
+        assert judged(verifier, source.format("+"), tests, metadata=metadata) is True
+        assert judged(verifier, source.format("-"), tests, metadata=metadata) is False
+    for metadata in ("{}", "add", None, {"func_name": ""}):
+        assert "they do not name" in judged(verifier, source.format("+"), tests, metadata=metadata)
+
+
 @pytest.mark.parametrize(
     ("source", "tests", "expected"),
     [

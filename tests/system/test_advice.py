@@ -154,8 +154,14 @@ def test_messages_to_python_callers_speak_python():
         r"(?<!\w)dapo"
         r" (train|resume|eval|export|view|doctor)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
     )
-    faults = [f"{at}: {text}" for at, text in python_messages() if re.search(commands, text)]
-    assert [each for each in faults if "the command dapo test" not in each] == []
+    # a command that has no call in Python is called a command
+    named = r"the command `?dapo (test|data|fork|explain|compare) [^;,`]*"
+    faults = [
+        f"{at}: {text}"
+        for at, text in python_messages()
+        if re.search(commands, re.sub(named, "", text))
+    ]
+    assert faults == []
     calls = [
         call
         for _, text in python_messages()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from .function_tests import calls_of, function_of, statements_of
 from .instrument import DataFlow, Instrument
 from .required_names import NameRequirements, UnusableTests
 from .sandbox import Sandbox
@@ -21,6 +22,7 @@ from .steering import steerable_parts
 
 _UNSEEN = {"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"}
 _MIN_OUTPUT_BYTES = 1 << 16
+_SOLUTION = re.compile(r"^class\s+Solution\b", re.MULTILINE)
 
 
 class Tests(ABC):
@@ -79,9 +81,21 @@ class AssertionTests(Tests):
         return result == "passed"
 
 
+@dataclass(frozen=True)
+class FunctionTests(Tests):
+    """Calls of a function, which a program defines alone or as a method of its class `Solution`."""
+
+    of_function: AssertionTests
+    of_method: AssertionTests
+
+    def passed_by(self, source: str, sandbox: Sandbox, *, deadline: float) -> bool:
+        tests = self.of_method if _SOLUTION.search(source) else self.of_function
+        return tests.passed_by(source, sandbox, deadline=deadline)
+
+
 def read_tests(
     tests: Any, *, setup: Sequence[str] = (), entry_point: str | None = None, prompt: str = ""
-) -> InputOutputTests | AssertionTests:
+) -> Tests:
     """Read the tests of a program.
 
     Example:
@@ -93,9 +107,11 @@ def read_tests(
     Args:
         tests: pairs `[{"input": ..., "output": ...}, ...]` or `{"inputs": [...], "outputs":
             [...]}`, one string of Python, a list of such strings, or the JSON text of any of these.
+            Pairs with `fn_name`, or of the type `functional` or `function_call`, hold the arguments
+            and the result of a function, which may be a method of a class `Solution`.
         setup: Python that runs before the tests.
         entry_point: the expression that stands for the program in `def check(candidate)`, such as
-            `Solution().add`.
+            `Solution().add`; the function of pairs that do not name theirs.
         prompt: the question; names that it mentions belong to the program.
 
     Raises:
@@ -111,10 +127,7 @@ def read_tests(
             )
         return _compiled((*map(str, setup), *value), entry_point, prompt)
     if any(_calls_function(part) for part in (value, *_items(value))):
-        raise UnusableTests(
-            "its tests call a function by fn_name or testtype, which pairs of input and output"
-            " cannot; write them as statements: assert NAME(...) == ..."
-        )
+        return _read_calls(value, entry_point, prompt, setup)
     if (
         isinstance(value, Mapping)
         and isinstance(value.get("inputs"), list)
@@ -138,6 +151,22 @@ def read_tests(
     raise UnusableTests(
         "its tests are neither pairs [{'input': ..., 'output': ...}] nor statements such as 'assert"
         " add(1, 2) == 3'"
+    )
+
+
+def _read_calls(value: Any, entry_point: str | None, prompt: str, setup: Sequence[str]) -> Tests:
+    """Read pairs of the arguments and the result of a function."""
+    function = function_of(value, entry_point)
+    if function is None:
+        raise UnusableTests(
+            "its tests call a function that they do not name; expected its name as fn_name, or in"
+            " the column entry_point"
+        )
+    texts = (*map(str, setup), statements_of(calls_of(value)))
+    if not function.isidentifier():
+        return _compiled(texts, function, prompt)
+    return FunctionTests(
+        _compiled(texts, function, prompt), _compiled(texts, f"Solution().{function}", prompt)
     )
 
 

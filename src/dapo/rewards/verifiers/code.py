@@ -1,5 +1,6 @@
 """`code`: a Python program or function that must pass the row's unit tests, run in a sandbox."""
 
+import json
 import math
 import textwrap
 import time
@@ -166,6 +167,20 @@ def _tests_of(problem: Problem, field: str) -> Tests:
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],
-        entry_point=problem.fields.get("entry_point") or None,
+        entry_point=problem.fields.get("entry_point") or _named_function(problem),
         prompt=prompt,
     )
+
+
+def _named_function(problem: Problem) -> str | None:
+    """Return the function that LiveCodeBench's column `metadata` names: `{"func_name": "add"}`."""
+    metadata = problem.fields.get("metadata")
+    if isinstance(metadata, str):
+        try:
+            metadata = json.loads(metadata)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(metadata, Mapping):
+        return None
+    name = metadata.get("func_name")
+    return name if isinstance(name, str) and name else None
