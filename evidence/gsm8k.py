@@ -5,7 +5,7 @@
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
 each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a
-run is the accuracy on its training problems: with `data.order` they grow harder from step to step.
+run is the accuracy on its training problems.
 """
 
 import argparse

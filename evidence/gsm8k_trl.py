@@ -4,13 +4,12 @@
     PYTHONPATH=src .venv-trl/bin/python -m evidence.gsm8k_trl MODEL train.jsonl OUT --minutes 30 --lr 2e-5
 
 Everything that both systems have is equal: the model, the problems, the verifier, the group size,
-the lengths, the temperature, the optimiser, the precision, two updates a step, and the order of the
-problems by length. TRL samples the groups of a step once, and trains all of them.
+the lengths, the temperature, the optimiser, the precision and two updates a step. TRL samples the
+groups of a step once, and trains all of them.
 """
 
 import argparse
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,6 @@ def main() -> None:
 
     lines = Path(arguments.rows).read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    # as data.order=solution: the shortest worked solutions first, equal ones shuffled
-    random.Random(arguments.seed).shuffle(rows)
-    rows.sort(key=lambda row: len(row["answer"]))
     dataset = Dataset.from_list(
         [
             {"prompt": [{"role": "user", "content": row["question"]}], "answer": row["answer"]}
@@ -86,7 +82,6 @@ def main() -> None:
         per_device_train_batch_size=MICROBATCH,
         steps_per_generation=responses // MICROBATCH,
         gradient_accumulation_steps=responses // MICROBATCH // UPDATES,
-        shuffle_dataset=False,
         max_completion_length=MAX_TOKENS,
         temperature=0.7,
         learning_rate=arguments.lr,
