@@ -46,6 +46,11 @@ def test_the_column_metadata_names_the_function_of_livecodebench(verifier):
         assert judged(verifier, source.format("-"), tests, metadata=metadata) is False
     for metadata in ("{}", "add", None, {"func_name": ""}):
         assert "they do not name" in judged(verifier, source.format("+"), tests, metadata=metadata)
+    # statements name what they call themselves
+    statement = "assert Solution().add(1, 2) == 3"
+    named = {"func_name": "add"}
+    assert judged(verifier, source.format("+"), statement, metadata=named) is True
+    assert "entry_point must be" in judged(verifier, source.format("+"), tests, entry_point=3)
 
 
 @pytest.mark.parametrize(

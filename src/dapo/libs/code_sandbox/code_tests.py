@@ -94,7 +94,12 @@ class FunctionTests(Tests):
 
 
 def read_tests(
-    tests: Any, *, setup: Sequence[str] = (), entry_point: str | None = None, prompt: str = ""
+    tests: Any,
+    *,
+    setup: Sequence[str] = (),
+    entry_point: str | None = None,
+    function: str | None = None,
+    prompt: str = "",
 ) -> Tests:
     """Read the tests of a program.
 
@@ -111,7 +116,9 @@ def read_tests(
             and the result of a function, which may be a method of a class `Solution`.
         setup: Python that runs before the tests.
         entry_point: the expression that stands for the program in `def check(candidate)`, such as
-            `Solution().add`; the function of pairs that do not name theirs.
+            `Solution().add`.
+        function: the function of pairs of arguments and result, where neither they nor
+            `entry_point` name it.
         prompt: the question; names that it mentions belong to the program.
 
     Raises:
@@ -121,13 +128,11 @@ def read_tests(
     if isinstance(value, str) and value.strip():
         value = [value]
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        if entry_point is not None and not isinstance(entry_point, str):
-            raise UnusableTests(
-                f"its entry_point must be the name of a function, got {entry_point!r:.80}"
-            )
+        _require_text(entry_point)
         return _compiled((*map(str, setup), *value), entry_point, prompt)
     if any(_calls_function(part) for part in (value, *_items(value))):
-        return _read_calls(value, entry_point, prompt, setup)
+        _require_text(entry_point)
+        return _read_calls(value, entry_point or function, prompt, setup)
     if (
         isinstance(value, Mapping)
         and isinstance(value.get("inputs"), list)
@@ -152,6 +157,14 @@ def read_tests(
         "its tests are neither pairs [{'input': ..., 'output': ...}] nor statements such as 'assert"
         " add(1, 2) == 3'"
     )
+
+
+def _require_text(entry_point: Any) -> None:
+    """Raise UnusableTests for an entry point that is no text; pairs of texts need none."""
+    if entry_point is not None and not isinstance(entry_point, str):
+        raise UnusableTests(
+            f"its entry_point must be the name of a function, got {entry_point!r:.80}"
+        )
 
 
 def _read_calls(value: Any, entry_point: str | None, prompt: str, setup: Sequence[str]) -> Tests:

@@ -167,7 +167,8 @@ def _tests_of(problem: Problem, field: str) -> Tests:
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],
-        entry_point=problem.fields.get("entry_point") or _named_function(problem),
+        entry_point=problem.fields.get("entry_point") or None,
+        function=_named_function(problem),
         prompt=prompt,
     )
 
