@@ -1,7 +1,7 @@
-"""The figures of docs/gsm8k.md, from the runs and their evaluations on the whole test set.
+"""The figures of a page on GSM8K, from runs and their evaluations on the whole test set.
 
     python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/results/gsm8k.json
-    python -m evidence.gsm8k --page docs/gsm8k.md  # its table and its picture, from that file
+    python -m evidence.gsm8k --page PAGE.md        # the page's table and picture, from that file
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
 each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a

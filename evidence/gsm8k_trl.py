@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on GSM8K, from the warm start of docs/gsm8k.md and for the time of our runs.
+"""TRL's GRPOTrainer on GSM8K, from the warm start of configs/gsm8k_laptop.yaml, for some minutes.
 
     make .venv-trl/.installed
     PYTHONPATH=src .venv-trl/bin/python -m evidence.gsm8k_trl MODEL train.jsonl OUT --minutes 30 --lr 2e-5
