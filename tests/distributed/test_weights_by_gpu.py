@@ -124,6 +124,7 @@ def test_after_a_failed_transfer_the_run_continues_with_files_and_one_line(
     launcher: LocalLauncher, tmp_path: Path, fault: str, restarts: int
 ) -> None:
     pool, messages = pool_of(launcher, tmp_path, fault=fault, max_restarts=0)
+    sender = pool._transfer._sender
     for version in range(4):
         weights = Weights(version)
         pool.load_weights(weights, version)
@@ -132,6 +133,9 @@ def test_after_a_failed_transfer_the_run_continues_with_files_and_one_line(
     assert len(lines) == 1
     assert pool.restarts == restarts
     assert len(messages) == 1 + restarts
+    # the trainer's GPU is as before: no buffer, no group of NCCL
+    assert sender._buffer is None
+    assert sender._group is None
 
 
 def test_an_engine_lost_between_transfers_gets_a_file_and_is_connected_again(

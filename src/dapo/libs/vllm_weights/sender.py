@@ -92,9 +92,8 @@ class WeightSender:
         try:
             return future.result(self._timeout_s)
         except Exception as error:
-            if self._group is not None:
-                self._group.abort()
-            self._group = self._buffer = None
+            self._leave_group()
+            self._buffer = None
             reason = str(error) or f"an engine did not answer within {self._timeout_s:g} s"
             raise TransferFailed(f"the trainer cannot send weights: {reason}") from error
 
@@ -102,14 +101,11 @@ class WeightSender:
         """Leave an earlier group, and return the fields of vLLM's init info that only the trainer
         knows.
         """
-        if self._group is not None:
-            self._group.abort()
-        self._group = self._make_group() if uses_nccl and not self._rank else None
-        return (
-            {}
-            if self._group is None
-            else {"nccl_unique_id_b64": base64.b64encode(self._group.unique_id).decode()}
-        )
+        self._leave_group()
+        if not uses_nccl or self._rank:
+            return {}
+        self._group = self._make_group()
+        return {"nccl_unique_id_b64": base64.b64encode(self._group.unique_id).decode()}
 
     def connect(self, size: int) -> None:
         """Form the group of `size` with the engines' processes, which connect at the same time."""
@@ -165,6 +161,16 @@ class WeightSender:
         self._buffer = None
         self._tensors = iter(())
         torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Free the buffer and leave the group, where no more weights will be sent."""
+        self._leave_group()
+        self.end()
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
 
 
 @contextmanager

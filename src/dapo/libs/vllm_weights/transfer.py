@@ -1,6 +1,7 @@
 """Orders the calls of a transfer, where trainer and engines are controlled."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeAlias
 
 from .chunks import CHUNK_BYTES, Source, chunks_of
@@ -69,14 +70,21 @@ class WeightTransfer:
         The source is in this process, unless there are `ranks`, each of which begins with its own.
         """
         ranks = ranks or (lambda *call: [self._sender.call(*call)])
+        workers = [engine.worker for engine in engines]
         try:
-            if self._connected != (workers := [engine.worker for engine in engines]):
+            if self._connected != workers:
+                self._connected = []
                 self._connect(ranks, engines)
                 self._connected = workers
             self._send(source, ranks, engines, version)
-        finally:
-            for engine in engines:  # none is busy any more
-                engine.answer()
+        except BaseException:
+            _wait_for_answers(engines)
+            # Where an engine has failed, the ranks still hold a buffer each. A rank that is lost
+            # cannot answer, and the first error is the one that counts
+            with suppress(Exception):
+                ranks("close")
+            raise
+        _wait_for_answers(engines)
         ranks("end")
 
     def _connect(self, ranks: Ranks, engines: Sequence[Engine]) -> None:
@@ -110,6 +118,12 @@ class WeightTransfer:
             if self._uses_nccl:
                 ranks("send", index)  # while the engines receive
             _require_answers(engines)
+
+
+def _wait_for_answers(engines: Sequence[Engine]) -> None:
+    """Until no engine is busy; their errors are known or come too late."""
+    for engine in engines:
+        engine.answer()
 
 
 def _require_answers(engines: Sequence[Engine]) -> None:
