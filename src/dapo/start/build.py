@@ -238,6 +238,7 @@ def build_engine(
             and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
         )
     else:
+        # a copy: the policy trains the model, and a run that lost a trainer rank begins here again
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return stack_engine(engine, vocabulary, episodes, log)
