@@ -609,6 +609,30 @@ def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
     assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
 
 
+@pytest.mark.parametrize(
+    ("text", "is_supervised"),
+    [
+        ("model_name_or_path: m\ndataset_name: a/b\nlearning_rate: 1e-4\npacking: true\n", True),
+        ("model_name_or_path: m\ndataset_name: a/b\ncompletion_only_loss: true\n", True),
+        (
+            "model: {partial_pretrain: m}\ndata: {train_files: a.parquet}\noptim: {lr: 1.0e-5}\n",
+            True,
+        ),
+        # options of both, and one of the trainer with rewards
+        (
+            "model_name_or_path: m\ndataset_name: a/b\nnum_generations: 4\npadding_free: true\n",
+            False,
+        ),
+        ("model_name_or_path: m\ndataset_name: a/b\nlearning_rate: 1e-4\n", False),
+    ],
+)
+def test_a_yaml_file_is_of_the_supervised_trainer_where_an_option_is_of_that_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, is_supervised: bool
+) -> None:
+    config, _ = converted(tmp_path, "file.yaml", text, capsys)
+    assert (config.preset == "sft") == is_supervised
+
+
 def test_conversations_of_verls_supervised_trainer_have_no_column_of_a_prompt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -74,7 +74,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     is_yaml = path.suffix in (".yaml", ".yml")
-    system = None if is_yaml else supervised_system(path, _text(path), reading)
+    system = supervised_system(path, "" if is_yaml else _text(path), reading)
     if system is not None:
         return _supervised(path, system, reading, num_processes)
     options = reading.options

@@ -141,10 +141,24 @@ _OF_TRL = Table(
     {},
 )
 SUPERVISED: Mapping[Supervised, Table] = {"verl": _OF_VERL, "trl": _OF_TRL}
+_OF_SFT_ALONE = {
+    "assistant_only_loss",
+    "completion_only_loss",
+    "dataset_text_field",
+    "eval_packing",
+    "max_seq_length",
+    "packing",
+    "packing_strategy",
+    "padding_free",
+}
+"""Options of TRL's SFTConfig that its other trainers with rewards have not."""
+_OF_REWARDS = ("num_generations", "max_completion_length", "reward_funcs", "actor_rollout_ref")
 
 
 def supervised_system(path: Path, text: str, reading: Reading) -> Supervised | None:
     """Return the system whose supervised trainer a script runs; None: another trainer."""
+    if path.suffix in (".yaml", ".yml"):
+        return _system_of_options(reading.options)
     if path.suffix in (".py", ".ipynb"):
         is_supervised = "GRPO" not in text and re.search(r"\bSFT(?:Config|Trainer)\b", text)
         return "trl" if is_supervised else None
@@ -152,6 +166,16 @@ def supervised_system(path: Path, text: str, reading: Reading) -> Supervised | N
         return "trl"
     name = reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     return _TRAINERS.get(name)
+
+
+def _system_of_options(options: Mapping[str, Any]) -> Supervised | None:
+    """Return the system whose supervised trainer alone has these options; a file names no trainer."""
+    if any(name.partition(".")[0] in _OF_REWARDS for name in options):
+        return None
+    if _OF_SFT_ALONE & options.keys():
+        return "trl"
+    is_of_verl = "data.train_files" in options and "optim.lr" in options
+    return "verl" if is_of_verl else None
 
 
 def with_whole_columns(options: Mapping[str, Any]) -> dict[str, Any]:
