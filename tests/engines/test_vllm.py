@@ -309,6 +309,7 @@ def test_vllms_own_classes_read_the_calls_of_a_transfer_and_one_buffer_per_chunk
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
+        "worker": True,
         "ranks": [[1, 5], [3, 5]],
         "buffers": [[600], [900], [40]],  # two small weights together, a large one alone
         "received": True,

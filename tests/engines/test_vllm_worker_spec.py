@@ -524,6 +524,7 @@ def test_sent_weights_wake_an_engine_in_order_and_count_when_all_have_come() -> 
     engine.load_weights(weights, 0)
     engine.drop_weights()
     del vllm.calls[:]
+    connected = ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
     engine.connect_weights({"packed": True})
     engine.receive_weights({"names": ["a"]}, weights.layout(), None)
     with pytest.raises(EngineError, match="incomplete"):
@@ -536,7 +537,7 @@ def test_sent_weights_wake_an_engine_in_order_and_count_when_all_have_come() -> 
         "update_weights",
         "finish_weight_update",
     ]
-    assert vllm.calls == ["init_weight_transfer_engine", *received, "kv_cache"]
+    assert vllm.calls == [*connected, *received, "kv_cache"]
     engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
     assert [one.version for one in engine.poll()] == [1]
 

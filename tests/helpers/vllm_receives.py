@@ -67,6 +67,7 @@ def send(kind: Any, group: Group) -> list[Engine]:
 
 def main() -> None:
     from vllm.distributed.weight_transfer import ipc_engine, nccl_engine, packed_tensor
+    from vllm.v1.worker.gpu_worker import Worker
 
     chunks.CHUNK_BYTES = transfer.CHUNK_BYTES = 600
     group = Group()
@@ -107,7 +108,9 @@ def main() -> None:
     shared = send("ipc", Group())[0]
     assert ipc_engine.IPCWeightTransferInitInfo(**shared.calls[0][1]).packed
     updates = [ipc_engine.IPCWeightTransferUpdateInfo(**call[1]) for call in shared.calls[1:]]
+    called = ("shutdown", "init")
     found = {
+        "worker": all(hasattr(Worker, f"{call}_weight_transfer_engine") for call in called),
         "ranks": [[one.rank_offset, one.world_size] for one in infos],
         "buffers": buffers,
         "received": all(torch.equal(received[name], tensor) for name, tensor in WEIGHTS.items()),

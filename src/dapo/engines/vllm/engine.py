@@ -89,8 +89,12 @@ class VllmEngine(checks.EngineState):
             self._use(self._engine.collective_rpc(LOAD, args=(weights,)), version)
 
     def connect_weights(self, init_info: Mapping[str, Any]) -> None:
-        """Join the trainer's transfer of weights (`vllm_weights`); the old weights stay in use."""
+        """Join the trainer's transfer of weights (`vllm_weights`); the old weights stay in use.
+
+        vLLM keeps the group of an earlier one, which holds memory of the GPU, until it is told.
+        """
         self._require_idle("connect_weights")
+        self._engine.collective_rpc("shutdown_weight_transfer_engine")
         self._engine.collective_rpc(
             "init_weight_transfer_engine", kwargs={"init_info": dict(init_info)}
         )
