@@ -6,10 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
 
 from conformance import naive
@@ -52,11 +54,15 @@ def rows_of(run: Path, step: int) -> list[dict[str, Any]]:
 
 def rewrite(run: Path, step: int, **columns: Any) -> None:
     """Give all responses of a step these values."""
+    rows = read_table(run / f"rollouts/step_{step:06d}.parquet").to_pylist()
+    store(run, step, [row | columns for row in rows])
+
+
+def store(run: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Store other responses of a step."""
     path = run / f"rollouts/step_{step:06d}.parquet"
-    table = read_table(path)
-    write_table(
-        table.from_pylist([row | columns for row in table.to_pylist()], schema=table.schema), path
-    )
+    schema = read_table(path).schema
+    write_table(Table.from_pylist(list(rows), schema=schema), path)
 
 
 def penalty(name: str, length: int) -> float:
@@ -116,6 +122,20 @@ def test_the_default_is_the_trained_group_with_the_largest_spread_then_the_short
     assert found["group_id"] == max(spreads, key=lambda group: spreads[group])
     assert "spread" in found["chosen_because"]
     assert explain_group(runs["dapo"], STEPS, found["group_id"])["chosen_because"] is None
+
+
+def test_a_group_of_half_the_spread_is_not_the_default(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs["dapo"], run)
+    first = explain_group(run, STEPS)["group_id"]
+    rows = rows_of(run, STEPS)
+    trained = {row["group_id"] for row in rows if row["outcome"] == "trained"}
+    assert len(trained) > 1
+    halves = [row | {"reward": row["reward"] / 2} for row in rows if row["group_id"] == first]
+    store(run, STEPS, [row for row in rows if row["group_id"] != first] + halves)
+    assert explain_group(run, STEPS)["group_id"] in trained - {first}
 
 
 def test_where_none_trains_the_first_group_is_explained(
