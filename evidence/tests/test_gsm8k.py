@@ -1,0 +1,80 @@
+"""The figures of GSM8K's page are those of the run and of `dapo eval`, at a tiny size."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyarrow.parquet import read_table
+
+from dapo.training.train import train
+from evidence.gsm8k import MARKER, draw, summarize, write_page
+from helpers.commands import run as command
+from helpers.tiny_runs import new_run, tiny
+
+STEPS = 2
+DATA = '{"builtin": {"sums": {}}, "size": 8, "seed": 2}'
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], model: str, output: Path) -> None:
+    arguments = ["--data", DATA, "--samples-per-problem", "4", "--output", str(output)]
+    options = ["rollout.max_response_tokens=8", "reward.verifier=dapo.rewards.examples:has_digit"]
+    code, _, err = command(capsys, "eval", model, *arguments, *options)
+    assert code == 0, err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    with new_run(tiny("data.eval=null", f"train.num_steps={STEPS}"), tmp_path / "dapo-0") as run:
+        train(run)
+    (tmp_path / "evals").mkdir()
+    evaluate(capsys, "tiny-random", tmp_path / "evals/warm.json")
+    evaluate(capsys, str(tmp_path / "dapo-0"), tmp_path / "evals/dapo-0.json")
+    return tmp_path
+
+
+def test_accuracies_are_those_of_the_evaluations_and_costs_those_of_the_run(folder: Path) -> None:
+    results = summarize(folder)
+    assert list(results) == ["dapo-0", "warm"]
+    evaluations = {
+        name: json.loads((folder / f"evals/{name}.json").read_text("utf-8")) for name in results
+    }
+    for name, evaluation in evaluations.items():
+        assert results[name]["accuracy"] == evaluation["accuracy"]
+        assert results[name]["samples_per_problem"] == 4
+    row = results["dapo-0"]
+    expected = evaluations["dapo-0"]["accuracy"] - evaluations["warm"]["accuracy"]
+    assert row["difference"] == pytest.approx(expected)
+    assert row["difference_low"] <= row["difference"] <= row["difference_high"]
+    responses = [
+        response
+        for path in (folder / "dapo-0/rollouts").glob("*.parquet")
+        for response in read_table(path).to_pylist()
+    ]
+    assert row["generated_tokens"] == sum(each["response_tokens"] for each in responses)
+    assert row["steps"] == len(row["curve"]) == STEPS
+    assert 0 < row["generate_s"] + row["update_s"] < row["seconds"]
+
+
+def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_change(
+    folder: Path,
+) -> None:
+    results = summarize(folder)
+    page = folder / "page.md"
+    page.write_text(f"before\n{MARKER}\nold\n{MARKER}\nafter\n", "utf-8")
+    write_page(page, results)
+    text = page.read_text("utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[1:]] == [
+        "| after the worked solutions",
+        "| DAPO, seed 0",
+    ]
+    assert f"{100 * results['dapo-0']['accuracy']:.1f} (" in rows[-1]
+    assert "old" not in text
+    assert (text.startswith("before\n"), text.endswith("after\n")) == (True, True)
+    write_page(page, results)
+    assert page.read_text("utf-8") == text
+    page.write_text("no marker\n", "utf-8")
+    with pytest.raises(SystemExit, match="two markers"):
+        write_page(page, results)
+    draw(results, folder / "picture.png")
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
