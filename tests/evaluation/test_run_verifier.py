@@ -46,6 +46,19 @@ def answers_of(run: Path) -> list[dict[str, str]]:
     ]
 
 
+def test_a_runs_model_is_not_told_how_to_mark_answers_and_a_base_model_is(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"{a} + 1 =", "answer": f"{a + 1}"} for a in range(3)]
+    file = write(tmp_path / "q.jsonl", *rows)
+    options = ("--samples-per-problem", "1", "reward.verifier=gsm8k")
+    is_told = {}
+    for model in (str(trained), "tiny-random"):
+        _, out, err = run_command(capsys, "eval", model, "--data", str(file), *options)
+        is_told[model] = "reads an answer marked by" in " ".join((out + err).split())
+    assert is_told == {str(trained): False, "tiny-random": True}
+
+
 def test_a_run_of_exact_answers_is_right_about_a_file_of_its_own_answers(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dapo.analysis.check.summary import data_facts
+from dapo.config import build_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.start.check import check, read_data, require_model
@@ -38,11 +40,32 @@ def test_a_model_that_has_trained_is_not_told_how_to_mark_answers(tmp_path: Path
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=gsm8k")
     notes = {}
-    for is_later_stage in (False, True):
-        with check(config, is_later_stage=is_later_stage) as checked:
-            notes[is_later_stage] = " ".join(read_data(checked).notes)
+    for has_run in (False, True):
+        with check(config, has_run=has_run) as checked:
+            notes[has_run] = " ".join(read_data(checked).notes)
     assert "reads an answer marked by" in notes[False]
     assert "reads an answer marked by" not in notes[True]
+
+
+@pytest.mark.parametrize(("answer", "is_named"), [("So it is 2.\n#### 2", False), ("2", True)])
+def test_demonstrations_that_mark_their_answers_show_how(
+    tmp_path: Path, answer: str, is_named: bool
+) -> None:
+    shown = [{"prompt": f"{i}+2=", "response": answer} for i in range(8)]
+    asked = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    for name, rows in (("shown", shown), ("asked", asked)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = (
+        f"data.demonstrations={tmp_path / 'shown.jsonl'}",
+        f"data.eval={tmp_path / 'asked.jsonl'}",
+    )
+    config = build_config({"preset": "sft"}, ["model.name=tiny-random", *sources])
+    config = config.changed("reward", verifier="gsm8k")
+    with check(config) as checked:
+        notes = read_data(checked).notes
+        facts, _ = data_facts(checked)
+    for warnings in (notes, facts[1].warnings):
+        assert ("reads an answer marked by" in " ".join(warnings)) == is_named
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
     require_new_run(run_dir)
     for stage in stages.values():
         is_later_stage = stage.takes_model_from is not None
-        with check(stage.config, is_later_stage=is_later_stage) as checked:
+        with check(stage.config, has_run=is_later_stage) as checked:
             read_data(checked)
     _train_stages(StagesFolder.create(run_dir, stages))
 

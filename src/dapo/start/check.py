@@ -71,7 +71,7 @@ def check(
     training: bool = True,
     elsewhere: bool = False,
     starts: bool = True,
-    is_later_stage: bool = False,
+    has_run: bool = False,
 ) -> Iterator[Checked]:
     """Check all that needs neither torch nor the data, and load the user's code.
 
@@ -84,7 +84,7 @@ def check(
         training: False for an evaluation, which needs only verifiers and environment.
         elsewhere: The run is for another machine, so packages and models may be missing here.
         starts: False to describe a run, which reports a missing engine, and needs no model's files.
-        is_later_stage: The run will train the model of an earlier stage.
+        has_run: The model is that of a run, or of an earlier stage of this one.
     """
     functions = UserCode()
     if training:
@@ -105,7 +105,7 @@ def check(
         open_environment(config) as environment,
     ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
-        yield Checked(config, code, has_trained=is_later_stage or has_trained(config.model.name))
+        yield Checked(config, code, has_trained=has_run or has_trained(config.model.name))
 
 
 def read_data(checked: Checked, *, training: bool = True) -> RunData:
@@ -128,7 +128,12 @@ def read_data(checked: Checked, *, training: bool = True) -> RunData:
     copies = 1
     if (source := config.data.eval_source) is not None:
         rows, warnings = load_rows(
-            config.data, config.reward, columns, "eval", has_trained=checked.has_trained
+            config.data,
+            config.reward,
+            columns,
+            "eval",
+            has_trained=checked.has_trained,
+            demonstrations=problems if config.is_supervised else (),
         )
         held_out, copies = distinct(rows, source)
         notes += warnings

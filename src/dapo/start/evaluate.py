@@ -181,7 +181,8 @@ def _evaluate(
     data = evaluation_data(request, base)
     config, checkpoint = evaluation_config(model, data, request, base)
     with with_start_folder(RunDirectory(run_path_of(model))), ExitStack() as stack:
-        checked = stack.enter_context(check(config, training=False))
+        has_run = checkpoint is not None
+        checked = stack.enter_context(check(config, training=False, has_run=has_run))
         inputs, problems, copies = _read_problems(checked, request, is_run=base is not None)
         config = checked.config if inputs is None else inputs.config
         stop_ids = inputs.loaded.stop_ids if inputs is not None else ()

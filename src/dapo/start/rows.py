@@ -52,13 +52,14 @@ def load_rows(
     split: Split,
     *,
     has_trained: bool = False,
+    demonstrations: Sequence[Problem] = (),
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
     The reward's `verifier` is not `auto`, and `columns` are those that each of the user's functions
-    requires. A model that has trained (`has_trained`) may mark its answers without being asked to.
-    Raises DataError if rows lack one of them, and RewardError if the reward can judge no
-    row.
+    requires. A model that has trained (`has_trained`) may mark its answers without being asked to,
+    and so does one that imitates marked `demonstrations`. Raises DataError if rows lack a column,
+    and RewardError if the reward can judge no row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -80,7 +81,7 @@ def load_rows(
     warnings += _unread_tests(rows, reward, where)
     warnings += _unshown_choices(rows, where)
     if not has_trained:
-        warnings += _unrequested_markers(data, rows, reward, where)
+        warnings += _unrequested_markers(data, rows, demonstrations, reward, where)
     return rows, warnings
 
 
@@ -150,9 +151,16 @@ def _choices(value: Any) -> list[str]:
 
 
 def _unrequested_markers(
-    data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str
+    data: DataConfig,
+    rows: Sequence[Problem],
+    demonstrations: Sequence[Problem],
+    reward: RewardSpec,
+    where: str,
 ) -> Iterator[str]:
-    """Warn of each verifier that reads an answer marker which most prompts do not request."""
+    """Warn of each verifier that reads an answer marker which most prompts do not request.
+
+    Most of the demonstrations may show it instead.
+    """
     always = f"{data.instruction}\n{data.system or ''}"
     for name in reward.weights:
         markers = VERIFIERS[name].markers if name in VERIFIERS else ()
@@ -166,6 +174,12 @@ def _unrequested_markers(
         )
         most = max(requested[marker] for marker in markers)
         if 2 * most >= len(rows):
+            continue
+        num_marked = 0
+        for demonstration in demonstrations:
+            response = demonstration.answer.casefold()
+            num_marked += any(marker in response for marker in markers)
+        if demonstrations and 2 * num_marked >= len(demonstrations):
             continue
         verifier_markers = [ANSWER_MARKERS[marker] for marker in markers]
         requested_markers = [

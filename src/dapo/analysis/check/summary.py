@@ -100,7 +100,8 @@ def data_facts(checked: Checked) -> tuple[list[DataFacts], int]:
     facts = [_facts("train", config.data.train_source, checked)]
     if config.data.eval_source is None:
         return facts, 0
-    facts.append(_facts("eval", config.data.eval_source, checked))
+    demonstrations = facts[0].problems if config.is_supervised else None
+    facts.append(_facts("eval", config.data.eval_source, checked, demonstrations or ()))
     train, held_out = (source.problems for source in facts)
     if not train or not held_out:
         return facts, 0
@@ -108,7 +109,12 @@ def data_facts(checked: Checked) -> tuple[list[DataFacts], int]:
     return facts, num_removed
 
 
-def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> DataFacts:
+def _facts(
+    role: Literal["train", "eval"],
+    source: Source,
+    checked: Checked,
+    demonstrations: Sequence[Problem] = (),
+) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
     if role == "train" and checked.config.is_supervised:
@@ -116,7 +122,12 @@ def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> 
     config = checked.config
     columns = checked.code.needed_columns
     problems, warnings = load_rows(
-        config.data, config.reward, columns, role, has_trained=checked.has_trained
+        config.data,
+        config.reward,
+        columns,
+        role,
+        has_trained=checked.has_trained,
+        demonstrations=demonstrations,
     )
     return DataFacts(role, source.label, problems, warnings)
 

@@ -54,9 +54,7 @@ def check_config(
     with (
         # the module of a function that an option names may print
         stdout_to_stderr(as_json),
-        check(
-            config, elsewhere=config.uses_ray, starts=False, is_later_stage=is_later_stage
-        ) as checked,
+        check(config, elsewhere=config.uses_ray, starts=False, has_run=is_later_stage) as checked,
     ):
         facts = CheckedFacts.of(checked)
         measured = None
