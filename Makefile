@@ -193,7 +193,7 @@ PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 ifeq ($(BENCH_DEVICE),cuda)
 	.venv-trl/bin/python $(PEER_PIP) "trl[vllm]==1.16.0" "transformers>=5.16.1,<5.20"
 else
-	.venv-trl/bin/python $(PEER_PIP) torch==2.13.0 trl==1.16.0 "transformers>=5.16.1,<5.20"
+	.venv-trl/bin/python $(PEER_PIP) torch==2.13.0 trl==1.16.0 transformers --constraint constraints.txt
 endif
 	@touch $@
 
