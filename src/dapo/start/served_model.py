@@ -1,6 +1,5 @@
 """One engine that answers the requests of any number of clients, behind the endpoint of agents."""
 
-import math
 import queue
 import secrets
 import threading
@@ -17,6 +16,7 @@ from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.data.sources.rows import TEMPLATE_KWARGS
 from dapo.engines.engine import capabilities_of
+from dapo.engines.request_checks import TEMPERATURES, is_temperature
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.rendering import AgentRenderer, with_json_arguments
 from dapo.environments.agents.session import AgentAnswer, AgentError, answer, fail
@@ -142,8 +142,8 @@ class ServedModel:
                 400, f"{' and '.join(request.foreign)}: this server cannot do that; leave it out"
             )
         temperature = request.temperature
-        if temperature is not None and not 0 <= temperature < math.inf:
-            raise AgentError(400, f"temperature is {temperature}, expected 0 or more")
+        if temperature is not None and not is_temperature(temperature):
+            raise AgentError(400, f"temperature is {temperature}, expected {TEMPERATURES}")
         top_p = request.top_p
         if top_p is not None and not 0 < top_p <= 1:
             raise AgentError(400, f"top_p is {top_p}, expected a number above 0 and up to 1")
