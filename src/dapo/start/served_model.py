@@ -342,16 +342,15 @@ class ServedModel:
         text = job.decode(token_ids)
         place = _first_stop(text, request.stop)
         reason = str(generation.finish)
-        message: Message = {"role": "assistant", "content": text}
         stop: str | None = None
         if place is not None:
             stop = next(sign for sign in request.stop if text.startswith(sign, place))
             text = text[:place]
             reason = "stop"
-            message = {"role": "assistant", "content": text}
-        elif request.tools:
+        message: Message = {"role": "assistant", "content": text}
+        if request.tools:
             name = f"{job.pending.name}_{number}"
-            text, message = self._renderer().answer(request, token_ids, name)
+            message = self._renderer().message(request, text, name)
             if message.get("tool_calls") and reason == "stop":
                 reason = "tool_calls"
         return AgentAnswer(

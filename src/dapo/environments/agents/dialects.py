@@ -471,8 +471,10 @@ class Messages(Chat):
         answer = answers[0]
         usage = _usage(answers)
         reason = _STOP_REASONS[answer.finish_reason]
-        if answer.stop is not None:
+        stop = None
+        if answer.stop is not None and answer.finish_reason == "stop":
             reason = "stop_sequence"
+            stop = answer.stop
         return {
             "id": answer.id,
             "type": "message",
@@ -480,7 +482,7 @@ class Messages(Chat):
             "model": str(body.get("model") or ""),
             "content": _blocks(answer),
             "stop_reason": reason,
-            "stop_sequence": answer.stop,
+            "stop_sequence": stop,
             "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": list(answer.token_ids),
             "usage": {
