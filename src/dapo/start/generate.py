@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def _is_count(value: float) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
 @dataclass(frozen=True)
 class SamplingOptions:
     """How answers are sampled."""
@@ -45,11 +49,13 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a number that cannot be sampled with."""
-        self._require("samples", "a number of at least 1", lambda value: value >= 1)
+        count = "a whole number of at least 1"
+        self._require("samples", count, _is_count)
         self._require("temperature", TEMPERATURES, is_temperature)
         self._require("top_p", "a number above 0 and up to 1", lambda value: 0 < value <= 1)
         if self.max_new_tokens is not None:
-            self._require("max_new_tokens", "a number of at least 1", lambda value: value >= 1)
+            self._require("max_new_tokens", count, _is_count)
+        self._require("seed", "a whole number", lambda value: isinstance(value, int))
 
     def _require(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         value = getattr(self, name)
