@@ -278,7 +278,8 @@ class Completions(Chat):
         fields = _Fields(body)
         fields.check_stream()
         fields.refuse({**_UNKNOWN, "suffix": "a text is continued at its end alone"})
-        if fields.count("logprobs", at_least=0, at_most=1) and body.get("echo"):
+        num_logprobs = fields.count("logprobs", at_least=0, at_most=1)
+        if num_logprobs is not None and body.get("echo"):
             raise ValueError(
                 "echo and logprobs are set, and a prompt's tokens have no logprobs here"
             )
