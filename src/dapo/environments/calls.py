@@ -286,7 +286,9 @@ class CallReader:
         problem = _misfit(arguments, self._parameters[name])
         if problem:
             return WrongCall(f"Error: {name}: {problem}", name, written)
-        return ToolCall(name, arguments)
+        properties = self._parameters[name].get("properties") or {}
+        fitting = {key: _as_integers(item, properties[key]) for key, item in arguments.items()}
+        return ToolCall(name, fitting)
 
 
 def _entries(values: Sequence[object]) -> list[object]:
@@ -366,6 +368,19 @@ def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
                 f" {quoted(value)}"
             )
     return None
+
+
+def _as_integers(value: Any, schema: object) -> Any:
+    """Return a value that fits a schema, with 2.0 as 2 where only an integer is asked for."""
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, list):
+        return [_as_integers(entry, schema.get("items")) for entry in value]
+    named = schema.get("type")
+    kinds = named if isinstance(named, list | tuple) else [named]
+    if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
+        return int(value)
+    return value
 
 
 def _fits(value: object, schema: object) -> bool:
