@@ -213,6 +213,8 @@ def test_the_openai_sdk_reads_every_field():
                 await client.chat.completions.create(**chat, temperature=0.7)
             with pytest.raises(openai.NotFoundError, match="only policy"):
                 await client.models.retrieve("gpt")
+            with pytest.raises(openai.NotFoundError, match="embeddings here; there are POST"):
+                await client.embeddings.create(model="policy", input="hi")
             other = client.with_options(api_key="sk-other")
             with pytest.raises(openai.AuthenticationError, match="unknown API key"):
                 await other.models.list()
