@@ -251,6 +251,12 @@ def test_a_client_that_leaves_frees_its_place(opened: OpenModel):
             400,
             "presence_penalty and response_format: this server cannot do that; leave it out",
         ),
+        (
+            "chat/completions",
+            {**CHAT, "chat_template_kwargs": {"chat_template": "x"}},
+            400,
+            "messages are formatted by the model's own",
+        ),
         ("chat/completions", {**CHAT, "model": "gpt-9"}, 404, "there is no model 'gpt-9' here"),
         ("completions", {"prompt": ""}, 400, "expected a text"),
         ("completions", {"prompt": "1 + 2 = " * 900}, 400, "the model's context is 4,096 tokens"),

@@ -141,6 +141,13 @@ class ServedModel:
             raise AgentError(
                 400, f"{' and '.join(request.foreign)}: this server cannot do that; leave it out"
             )
+        if "chat_template" in request.template_kwargs:
+            # a program that all clients would wait for
+            raise AgentError(
+                400,
+                "chat_template_kwargs has chat_template, and messages are formatted by the model's"
+                " own; leave it out, or send the text to /v1/completions",
+            )
         temperature = request.temperature
         if temperature is not None and not is_temperature(temperature):
             raise AgentError(400, f"temperature is {temperature}, expected {TEMPERATURES}")
