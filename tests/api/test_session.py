@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -338,6 +339,14 @@ def test_answers_and_scores_are_those_of_the_exported_model(
         for r in responses
     ]
     assert one.accuracy == pytest.approx(sum(digits) / 40)
+
+
+def test_the_number_of_samples_of_an_evaluation_is_checked(shared: Session):
+    for number in (0, -1, 1.5):
+        with pytest.raises(dapo.ConfigError, match=f"whole number of at least 1, got {number}"):
+            shared.evaluate(ROWS, has_digit, samples_per_problem=number)  # type: ignore[arg-type]
+    result = shared.evaluate(ROWS[:1], has_digit, samples_per_problem=np.int64(2))
+    assert [len(responses) for responses in result.table["responses"]] == [2]
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,8 @@ def test_a_client_that_leaves_frees_its_place(opened: OpenModel):
         ("chat/completions", {"messages": []}, 400, "messages is empty"),
         ("chat/completions", b"{", 400, "the body is not JSON"),
         ("chat/completions", {**CHAT, "temperature": -1}, 400, "temperature is -1.0, expected 0"),
+        ("chat/completions", {**CHAT, "temperature": 1e-40}, 400, "a number from 1e-20 to 1e+20"),
+        ("chat/completions", {**CHAT, "temperature": 1e300}, 400, "a number from 1e-20 to 1e+20"),
         ("chat/completions", {**CHAT, "top_p": 0}, 400, "top_p is 0.0, expected a number above 0"),
         ("chat/completions", {**CHAT, "logit_bias": {"5": 1}}, 400, "logit_bias: this server"),
         (
@@ -248,6 +250,12 @@ def test_a_client_that_leaves_frees_its_place(opened: OpenModel):
             {**CHAT, "response_format": {"type": "json_object"}, "presence_penalty": 1},
             400,
             "presence_penalty and response_format: this server cannot do that; leave it out",
+        ),
+        (
+            "chat/completions",
+            {**CHAT, "chat_template_kwargs": {"chat_template": "x"}},
+            400,
+            "messages are formatted by the model's own",
         ),
         ("chat/completions", {**CHAT, "model": "gpt-9"}, 404, "there is no model 'gpt-9' here"),
         ("completions", {"prompt": ""}, 400, "expected a text"),

@@ -4,6 +4,7 @@ import json
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dapo.core.errors import ConfigError, DataError
@@ -101,6 +102,15 @@ class Results:
         """Counts to three."""
         yield from range(1, 4)
 
+    async def stream(self) -> Any:
+        """Counts to two, asynchronously."""
+        for number in (1, 2):
+            yield number
+
+    def measure(self) -> Any:
+        """Returns numbers of numpy."""
+        return [np.int64(5), np.float32(2.5), np.bool_(True), {"x": np.arange(3)}, np.float64(1)]
+
     def fail(self) -> Any:
         """Fails in its second step."""
         yield 1
@@ -185,12 +195,20 @@ def test_a_key_of_a_message_that_is_null_is_left_out():
 
 def test_only_methods_are_tools_and_every_result_is_shown():
     maker = environment_maker(f"{NAME}Results", {}, [])
-    assert [tool["function"]["name"] for tool in maker.tools] == ["count", "fail", "look"]
+    assert [tool["function"]["name"] for tool in maker.tools] == [
+        "count",
+        "fail",
+        "look",
+        "measure",
+        "stream",
+    ]
     episode = maker.make("hermes")
     episode.reset(PROBLEM, 0)
-    result = episode.step(call("look") + call("count") + call("fail"))
-    squares, numbers, failure = texts(result)
-    assert (squares, numbers) == ("{(0, 1): 'x'}", "[1, 2, 3]")
+    names = ("look", "count", "stream", "measure", "fail")
+    result = episode.step("".join(map(call, names)))
+    squares, numbers, streamed, measured, failure = texts(result)
+    assert (squares, numbers, streamed) == ("{(0, 1): 'x'}", "[1, 2, 3]", "[1, 2]")
+    assert measured == '[5, 2.5, true, {"x": [0, 1, 2]}, 1.0]'
     assert failure.startswith("Error: ValueError: no second step")
     assert result.tool_errors == 1
 

@@ -294,6 +294,25 @@ def test_arguments_that_fit_are_passed_on(arguments: dict[str, Any]):
     assert hermes(call("search", **arguments)) == [ToolCall("search", arguments)]
 
 
+def test_an_integer_with_a_point_reaches_the_tool_as_an_integer():
+    def take(count: int, sizes: list[int], share: float, limit: int | None = None) -> str:
+        """Takes.
+
+        Args:
+            count: a number
+            sizes: numbers
+            share: a number
+            limit: a number
+        """
+        return f"{count} {sizes} {share} {limit}"
+
+    (made,) = CallReader("hermes", [tool_schema(take)]).read(
+        call("take", count=2.0, sizes=[1.0, 2], share=2.0, limit=3.0)
+    )
+    assert isinstance(made, ToolCall)
+    assert take(**made.arguments) == "2 [1, 2] 2.0 3"
+
+
 @for_each_row(
     "parameters",
     [

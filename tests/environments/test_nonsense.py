@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from dapo.api.play import _speaker
 from dapo.config import Config, build_config
 from dapo.core.errors import ConfigError, DataError
 from dapo.environments.nonsense import BUDGET_S, KINDS, Play, is_suspicious, verdict_on
@@ -231,3 +232,11 @@ def test_training_continues_as_if_nothing_had_been_played():
 def test_every_kind_of_turn_is_among_the_first_four_of_the_ten():
     assert (len(KINDS), KINDS.count("cut off")) == (10, 1)
     assert set(KINDS[:4]) == set(KINDS)
+
+
+def test_a_turn_of_a_player_that_is_no_text_is_refused():
+    say = _speaker(lambda said: {"go": 5, "end": None}.get(said, said))  # type: ignore[arg-type]
+    assert say is not None
+    assert (say("hello"), say("end")) == ("hello", None)
+    with pytest.raises(ConfigError, match="turns returned 5, expected a text, or None at the end"):
+        say("go")

@@ -3,6 +3,7 @@ rebuilt.
 """
 
 import os
+import re
 import signal
 import sys
 from datetime import date
@@ -59,6 +60,13 @@ def test_two_episodes_in_one_process_do_not_share_the_global_random_state():
             for _ in range(4)
         ]
         assert found == expected
+
+
+def test_reset_draws_other_numbers_than_the_constructor():
+    with open_pool("helpers.environments:DrawsTwice") as pool:
+        prompt = pool.open(PROBLEM, 3).reset.result(60)["prompt"]
+        assert pool.open(PROBLEM, 3).reset.result(60)["prompt"] == prompt
+        assert len(set(re.findall(r"0\.\d+", prompt))) == 4
 
 
 def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_lost():

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dapo.config.environment import EnvironmentConfig
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.environments.pool import EnvironmentPool
@@ -65,6 +67,19 @@ class Dice:
 
     def step(self, action: str) -> StepResult:
         return StepResult(f"{self.first} {random.randint(1, 10**9)}")
+
+
+class DrawsTwice:
+    """Draws from the global generators in its constructor, and in `reset`."""
+
+    def __init__(self) -> None:
+        self.drawn = (random.random(), float(np.random.random()))
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        return f"{self.drawn} {(random.random(), float(np.random.random()))}"
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(done=True)
 
 
 class Forgetful:

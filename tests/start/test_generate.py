@@ -74,12 +74,16 @@ def test_questions_may_be_texts_messages_or_rows_and_a_refused_one_leaves_nothin
 @for_each_row(
     ("options", "expected"),
     [
-        ({"samples": 0}, "samples: expected a number of at least 1, got 0"),
-        ({"temperature": -1}, "temperature: expected a number of at least 0, got -1"),
-        ({"temperature": "0"}, "temperature: expected a number of at least 0, got '0'"),
+        ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
+        ({"temperature": -1}, "1e-20 to 1e+20, got -1"),
+        ({"temperature": 1e-40}, "1e-20 to 1e+20, got 1e-40"),
+        ({"temperature": "0"}, "1e-20 to 1e+20, got '0'"),
         ({"top_p": 2}, "top_p: expected a number above 0 and up to 1, got 2"),
         ({"top_p": float("nan")}, "top_p: expected"),
-        ({"max_new_tokens": 0}, "max_new_tokens: expected a number of at least 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number of at least 1, got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: expected a whole number of at least 1, got 2.5"),
+        ({"samples": 1.5}, "samples: expected a whole number of at least 1, got 1.5"),
+        ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
     ],
 )
 def test_numbers_that_cannot_be_sampled_with_are_refused(options: dict[str, Any], expected: str):

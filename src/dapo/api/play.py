@@ -200,8 +200,10 @@ def _nonsense_shown(plays: "Sequence[Play]", problems: Sequence[Any]) -> tuple[P
 
 def _speaker(turns: Turns) -> Callable[[str], str | None] | None:
     """Return a function of what the environment said last; None for nonsense."""
-    if turns is None or callable(turns):
-        return turns
+    if turns is None:
+        return None
+    if callable(turns):
+        return _checked_speaker(turns)
     texts = [turns] if isinstance(turns, str) else turns
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ConfigError(
@@ -209,6 +211,18 @@ def _speaker(turns: Turns) -> Callable[[str], str | None] | None:
         )
     rest = iter(texts)
     return lambda said: next(rest, None)
+
+
+def _checked_speaker(turns: Callable[[str], Any]) -> Callable[[str], str | None]:
+    """Return the function, which raises ConfigError for a turn that is no text."""
+
+    def say(said: str) -> str | None:
+        turn = turns(said)
+        if turn is not None and not isinstance(turn, str):
+            raise ConfigError(f"turns returned {quoted(turn)}, expected a text, or None at the end")
+        return turn
+
+    return say
 
 
 def _content(message: "Mapping[str, Any]") -> str:

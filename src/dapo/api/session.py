@@ -29,7 +29,7 @@ from dapo.api.keywords import (
     require_set_once_in_call,
     with_teacher,
 )
-from dapo.api.plain_values import model_name, plain_values
+from dapo.api.plain_values import model_name, plain_value, plain_values
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
@@ -38,6 +38,7 @@ from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text
+from dapo.core.text import quoted
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import evaluation_plan
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
@@ -245,12 +246,17 @@ class Session(AbstractContextManager["Session"]):
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
         """Evaluate the current model, like `dapo eval`, with arguments of `collect`."""
+        samples = plain_value(samples_per_problem, "samples_per_problem")
+        if samples is not None and not (isinstance(samples, int) and samples >= 1):
+            raise ConfigError(
+                f"samples_per_problem: expected a whole number of at least 1, got {quoted(samples)}"
+            )
         config, key, code = self._resolve(problems, reward)
         held_out = self._read(config, key, code)
         plan = evaluation_plan(
             config.changed("data", eval=config.data.train), self._loaded.stop_ids
         )
-        plan = replace(plan, samples_per_problem=samples_per_problem or plan.samples_per_problem)
+        plan = replace(plan, samples_per_problem=samples or plan.samples_per_problem)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:

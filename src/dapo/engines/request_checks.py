@@ -9,6 +9,10 @@ from dapo.engines.engine import Capabilities
 from dapo.types import GenerationRequest
 
 NAMES_SHOWN = 5
+_MIN_TEMPERATURE = 1e-20
+_MAX_TEMPERATURE = 1e20
+"""The range of temperatures besides 0: beyond it logits, divided in float32, are not finite."""
+TEMPERATURES = f"0 (greedy) or a number from {_MIN_TEMPERATURE:g} to {_MAX_TEMPERATURE:g}"
 
 
 class EngineState:
@@ -111,6 +115,11 @@ def check_requests(
         prompt = request.prompt_ids
 
 
+def is_temperature(value: float) -> bool:
+    """Return True for a temperature that can be sampled at; 0 takes the most likely token."""
+    return value == 0 or _MIN_TEMPERATURE <= value <= _MAX_TEMPERATURE
+
+
 def _check_numbers(request: GenerationRequest) -> None:
     limit = request.max_new_tokens
     least = request.min_new_tokens
@@ -120,8 +129,8 @@ def _check_numbers(request: GenerationRequest) -> None:
         (
             "temperature",
             request.temperature,
-            "0 (greedy) or more",
-            0 <= request.temperature < float("inf"),
+            TEMPERATURES,
+            is_temperature(request.temperature),
         ),
         ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
         ("seed", request.seed, "0 or more", request.seed >= 0),

@@ -135,26 +135,34 @@ class CallReader:
         Raises nothing. A thought that is cut off hides all that follows; text before a mark that
         only closes one was a thought.
         """
+        calls, _ = self.read_with_start(text)
+        return calls
+
+    def read_with_start(self, text: str) -> tuple[list[ToolCall | WrongCall], int]:
+        """Return the calls of `read`, and the position at which the first one begins."""
         start = 0
         if self._begins_in_thought:
             mark = closing_mark(text, 0)
             if mark is None:
-                return []
+                return [], 0
             start = mark.end
         if self.form == "hermes":
             return self._read_tags(text, start)
         return self._read_turn(text, start)
 
-    def _read_tags(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """Return the calls of a text in tags.
+    def _read_tags(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
+        """Return the calls of a text in tags, and the position of the first tag.
 
         A JSON value may hold any mark: it is passed over as a whole.
         """
         calls: list[ToolCall | WrongCall] = []
+        first = start
         position = start
         while (tag := text.find(_OPEN, position)) >= 0:
             mark = next(thought_marks(text, position, tag), None)
             if mark is None:
+                if not calls:
+                    first = tag
                 tag_calls, position = self._read_tag(text, tag + len(_OPEN))
                 calls += tag_calls
             elif not mark.opens:
@@ -163,14 +171,14 @@ class CallReader:
             else:
                 closing = closing_mark(text, mark.end)
                 if closing is None:
-                    return calls
+                    return calls, first
                 position = closing.end
         in_thought = False
         for mark in thought_marks(text, position):
             if not mark.opens and not in_thought:
                 calls = []
             in_thought = mark.opens
-        return calls
+        return calls, first
 
     def _read_tag(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
         """Return the calls behind an opening tag, and the position behind them."""
@@ -188,34 +196,36 @@ class CallReader:
             return [self._invalid(error)], position
         return [call for value in values for call in self._calls(value)], position
 
-    def _read_turn(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """Return the calls of a text in the form of Llama 3.
+    def _read_turn(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
+        """Return the calls of a text in the form of Llama 3, and the position of the first one.
 
         A turn that begins with other text and has no tag has none.
         """
         position = start
         while True:
-            calls, position = self._read_beginning(text, position)
+            calls, first, position = self._read_beginning(text, position)
             marks = list(thought_marks(text, position))
             if not marks:
-                return calls
+                return calls, first
             if marks[0].opens and calls:
-                return calls
+                return calls, first
             closing = closing_mark(text, marks[0].start)
             if closing is None:
-                return []
+                return [], 0
             position = closing.end
 
-    def _read_beginning(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
-        """Return the calls with which a text begins, or those behind its tag, and their end."""
+    def _read_beginning(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int, int]:
+        """Return the calls with which a text begins, or those behind its tag, and their range."""
         tag = text.find(PYTHON_TAG, start)
         values, end, error = _json_values(text, start)
         begins = bool(values) and all(self._is_call(value) for value in _entries(values))
         if not begins and error is not None:
             begins = _BROKEN_CALL.match(text, _blank_end(text, start)) is not None
+        first = start
         is_tagged = tag >= 0 and not begins and next(thought_marks(text, start, tag), None) is None
         if is_tagged:
             values, end, error = _json_values(text, tag + len(PYTHON_TAG))
+            first = tag
         elif not begins:
             leading = []
             for value in values:  # a call, then JSON that is none
@@ -223,13 +233,13 @@ class CallReader:
                     break
                 leading.append(value)
             if not leading:
-                return [], start
+                return [], start, start
             values = leading
             error = None
         calls = [call for value in values for call in self._calls(value)]
         if error is not None and (not values or _BROKEN_CALL.match(text, end)):
-            return [*calls, self._invalid(error)], len(text)
-        return calls, end
+            return [*calls, self._invalid(error)], first, len(text)
+        return calls, first, end
 
     def _is_call(self, value: object) -> bool:
         """Return True if a JSON value without a tag is meant as a call, not as an answer."""
@@ -276,7 +286,9 @@ class CallReader:
         problem = _misfit(arguments, self._parameters[name])
         if problem:
             return WrongCall(f"Error: {name}: {problem}", name, written)
-        return ToolCall(name, arguments)
+        properties = self._parameters[name].get("properties") or {}
+        fitting = {key: _as_integers(item, properties[key]) for key, item in arguments.items()}
+        return ToolCall(name, fitting)
 
 
 def _entries(values: Sequence[object]) -> list[object]:
@@ -356,6 +368,19 @@ def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
                 f" {quoted(value)}"
             )
     return None
+
+
+def _as_integers(value: Any, schema: object) -> Any:
+    """Return a value that fits a schema, with 2.0 as 2 where only an integer is asked for."""
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, list):
+        return [_as_integers(entry, schema.get("items")) for entry in value]
+    named = schema.get("type")
+    kinds = named if isinstance(named, list | tuple) else [named]
+    if isinstance(value, float) and "integer" in kinds and "number" not in kinds:
+        return int(value)
+    return value
 
 
 def _fits(value: object, schema: object) -> bool:

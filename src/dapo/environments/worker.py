@@ -76,12 +76,11 @@ def _answer(
         problem = problem_of_frame(message["problem"])
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        random_state = random.getstate()
-        numpy_state = np.random.get_state()
         game = try_call(lambda: make(message["form"], message["begun"]))
         if isinstance(game, Failure):
             return game
-        episodes[name] = _Episode(game, random_state, numpy_state)
+        # behind what the constructor has drawn, which `reset` would draw again
+        episodes[name] = _Episode(game, random.getstate(), np.random.get_state())
         return episodes[name].call(lambda: _prompt(game, _LOOP.finish(game.reset(problem, seed))))
     if message["call"] == "close" and name not in episodes:  # its constructor raised
         return {}

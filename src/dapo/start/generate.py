@@ -13,6 +13,7 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.core.text import quoted
 from dapo.data.sources.rows import PROMPT_COLUMNS, prompted_problem
 from dapo.engines.engine import RolloutEngine, capabilities_of
+from dapo.engines.request_checks import TEMPERATURES, is_temperature
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.directory import RunDirectory
@@ -25,6 +26,10 @@ from dapo.types import Problem, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+def _is_count(value: float) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,13 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a number that cannot be sampled with."""
-        self._require("samples", "a number of at least 1", lambda value: value >= 1)
-        self._require("temperature", "a number of at least 0", lambda value: value >= 0)
+        count = "a whole number of at least 1"
+        self._require("samples", count, _is_count)
+        self._require("temperature", TEMPERATURES, is_temperature)
         self._require("top_p", "a number above 0 and up to 1", lambda value: 0 < value <= 1)
         if self.max_new_tokens is not None:
-            self._require("max_new_tokens", "a number of at least 1", lambda value: value >= 1)
+            self._require("max_new_tokens", count, _is_count)
+        self._require("seed", "a whole number", lambda value: isinstance(value, int))
 
     def _require(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         value = getattr(self, name)

@@ -67,8 +67,6 @@ class ModelServer:
         self._served = served
         self._digest = None if key is None else _digest(key)
         app = make_app(self._find)
-        app.add_exception_handler(404, _unknown_path)
-        app.add_exception_handler(405, _unknown_path)
         config = uvicorn.Config(
             _Guard(app, served, None if key is not None else _LOOPBACK_NAMES),
             log_level="critical",
@@ -164,17 +162,3 @@ def _host_of(address: str) -> str | None:
         return urlsplit(address).hostname
     except ValueError:  # brackets that do not match
         return None
-
-
-def _unknown_path(request: Any, error: Exception) -> Any:
-    """Answer a path that the server does not have."""
-    from starlette.responses import JSONResponse
-
-    paths = ", ".join(f"POST /v1/{dialect.path}" for dialect in DIALECTS)
-    missing = AgentError(
-        404,
-        f"there is no {request.method} {request.url.path} here; there are {paths},"
-        " GET /v1/models and GET /health",
-        "not_found",
-    )
-    return JSONResponse(DIALECTS[0].error(missing), 404)

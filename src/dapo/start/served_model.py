@@ -1,6 +1,5 @@
 """One engine that answers the requests of any number of clients, behind the endpoint of agents."""
 
-import math
 import queue
 import secrets
 import threading
@@ -17,6 +16,7 @@ from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.data.sources.rows import TEMPLATE_KWARGS
 from dapo.engines.engine import capabilities_of
+from dapo.engines.request_checks import TEMPERATURES, is_temperature
 from dapo.environments.agents.messages import AgentRequest
 from dapo.environments.agents.rendering import AgentRenderer, with_json_arguments
 from dapo.environments.agents.session import AgentAnswer, AgentError, answer, fail
@@ -141,9 +141,16 @@ class ServedModel:
             raise AgentError(
                 400, f"{' and '.join(request.foreign)}: this server cannot do that; leave it out"
             )
+        if "chat_template" in request.template_kwargs:
+            # a program that all clients would wait for
+            raise AgentError(
+                400,
+                "chat_template_kwargs has chat_template, and messages are formatted by the model's"
+                " own; leave it out, or send the text to /v1/completions",
+            )
         temperature = request.temperature
-        if temperature is not None and not 0 <= temperature < math.inf:
-            raise AgentError(400, f"temperature is {temperature}, expected 0 or more")
+        if temperature is not None and not is_temperature(temperature):
+            raise AgentError(400, f"temperature is {temperature}, expected {TEMPERATURES}")
         top_p = request.top_p
         if top_p is not None and not 0 < top_p <= 1:
             raise AgentError(400, f"top_p is {top_p}, expected a number above 0 and up to 1")
@@ -342,16 +349,15 @@ class ServedModel:
         text = job.decode(token_ids)
         place = _first_stop(text, request.stop)
         reason = str(generation.finish)
-        message: Message = {"role": "assistant", "content": text}
         stop: str | None = None
         if place is not None:
             stop = next(sign for sign in request.stop if text.startswith(sign, place))
             text = text[:place]
             reason = "stop"
-            message = {"role": "assistant", "content": text}
-        elif request.tools:
+        message: Message = {"role": "assistant", "content": text}
+        if request.tools:
             name = f"{job.pending.name}_{number}"
-            text, message = self._renderer().answer(request, token_ids, name)
+            message = self._renderer().message(request, text, name)
             if message.get("tool_calls") and reason == "stop":
                 reason = "tool_calls"
         return AgentAnswer(

@@ -1,4 +1,4 @@
-"""How a worker gets the result of an agent: of a coroutine, and of a command that it starts."""
+"""How a worker calls an agent and gets its result: a function, a class, a coroutine, a command."""
 
 import asyncio
 import sys
@@ -6,10 +6,35 @@ import threading
 import time
 from typing import Any
 
-from dapo.environments.agents.worker import _command, _result_of
+import pytest
+
+from dapo.core.errors import ConfigError
+from dapo.environments.agents.worker import _command, _function, _result_of
 from dapo.types import Problem
+from helpers.tables import for_each_row
 
 PROBLEM = Problem("1", "What is 17 + 25?", "42")
+
+
+class WithoutRun:
+    def solve(self, problem: Problem) -> float:
+        return 1.0
+
+
+class WithLimit:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def run(self, data: Any) -> float:
+        return float(self.limit)
+
+
+def limited(problem: Problem, limit: int = 1) -> float:
+    return float(limit)
+
+
+def by_name(*, problem: Problem) -> float:
+    return 1.0
 
 
 def played(code: str) -> Any:
@@ -51,3 +76,25 @@ def test_a_thread_of_an_agent_that_is_blocked_is_not_waited_for():
         release.set()
         asyncio.get_event_loop_policy().get_event_loop().close()
         asyncio.set_event_loop(None)
+
+
+@for_each_row(
+    ("name", "options", "message"),
+    [
+        ("WithoutRun", {}, r"WithoutRun has no method run\(self, data"),
+        ("WithLimit", {}, r"making WithLimit with no options raised TypeError: .*'limit'"),
+        ("limited", {"limits": 3}, r"limited\(problem, limit=1\) has no parameter limits"),
+        ("by_name", {}, r"a function of the problem, .* got by_name\(\*, problem: "),
+    ],
+)
+def test_an_agent_that_cannot_be_called_is_refused_in_a_sentence(
+    name: str, options: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        _function(f"{__name__}:{name}", options)
+
+
+def test_the_options_reach_a_function_or_the_constructor_of_a_class():
+    for name in ("limited", "WithLimit"):
+        play = _function(f"{__name__}:{name}", {"limit": 3})
+        assert play(PROBLEM, "http://127.0.0.1:1/v1", "key") == 3

@@ -163,6 +163,7 @@ def test_arguments_are_compared_as_values():
     assert called('{"a":2.0,"b":"\\u00fc"}') == called({"b": "ü", "a": 2})
     assert called('{"a": 2.5}') != called('{"a": 2}')
     assert called('{"a": "2"}') != called('{"a": 2}')
+    assert called("{}") == called("") == called(None) == called({})
     assert called('{"a": true}') != called('{"a": 1}')
     assert called("{broken") == called("{broken") != called("{ broken")
 
@@ -212,6 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"suffix": "x"}, "a text is continued at its end alone"),
     (COMPLETIONS, {"logprobs": 5}, "logprobs is 5, expected 0 to 1"),
     (COMPLETIONS, {"logprobs": 1, "echo": True}, "a prompt's tokens have no logprobs"),
+    (COMPLETIONS, {"logprobs": 0, "echo": True}, "a prompt's tokens have no logprobs"),
     (RESPONSES, {"previous_response_id": "x"}, "no response is stored here"),
     (RESPONSES, {"conversation": "x"}, "no conversation is stored here"),
     (RESPONSES, {"background": True}, "wait for the answer"),

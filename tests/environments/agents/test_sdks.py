@@ -14,6 +14,7 @@ import pytest
 
 from dapo.environments.agents.worker import _function
 from dapo.types import Generation, Problem
+from helpers.faulty_agents import complete, post
 from helpers.scripted_agents import TOKENIZER, Play, play_episode
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the clients' own code warns of
@@ -212,6 +213,8 @@ def test_the_openai_sdk_reads_every_field():
                 await client.chat.completions.create(**chat, temperature=0.7)
             with pytest.raises(openai.NotFoundError, match="only policy"):
                 await client.models.retrieve("gpt")
+            with pytest.raises(openai.NotFoundError, match="embeddings here; there are POST"):
+                await client.embeddings.create(model="policy", input="hi")
             other = client.with_options(api_key="sk-other")
             with pytest.raises(openai.AuthenticationError, match="unknown API key"):
                 await other.models.list()
@@ -602,3 +605,43 @@ def test_a_wrong_call_reaches_the_agent_as_it_was_written(row: tuple[str, Any]):
         return 0.0
 
     assert_one_conversation(play, (text, "5"))
+
+
+def test_a_call_in_front_of_a_stop_text_is_a_call():
+    """Agents of smolagents send tools and the stop text `Observation:` together."""
+
+    def play(problem: Problem, *, base_url: str, api_key: str) -> float:
+        options = {"tools": CHAT_TOOLS, "stop": ["Observation:"]}
+        question = {"role": "user", "content": QUESTION}
+        choice = complete(base_url, api_key, [question], **options)["choices"][0]
+        message = choice["message"]
+        (call,) = message["tool_calls"]
+        assert (message["content"], choice["finish_reason"]) == (None, "tool_calls")
+        assert json.loads(call["function"]["arguments"]) == {"a": 2, "b": 3}
+        reply = {"role": "tool", "tool_call_id": call["id"], "content": "5"}
+        chat = [question, message, reply]
+        choice = complete(base_url, api_key, chat, **options)["choices"][0]
+        # the stop text ends the answer before the call does
+        assert choice["message"]["content"] == "Done.\n<tool_call>\n{"
+        tools = [{"name": "add", "input_schema": PARAMETERS}]
+        body = {"messages": [question], "tools": tools, "stop_sequences": ["Observation:"]}
+        answer = post(f"{base_url}/messages", api_key, body)
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
+        return 1.0
+
+    observed = f"{CALL}\nObservation: 5"
+    play_episode(play, [observed, "Done.\n<tool_call>\n{Observation: 5", observed])
+
+
+def test_a_call_that_a_thought_only_weighs_stays_in_the_text():
+    thought = f"<think>\nI may write {CALL} here.\n</think>\n\nLet me see."
+
+    def play(problem: Problem, *, base_url: str, api_key: str) -> float:
+        question = {"role": "user", "content": QUESTION}
+        answer = complete(base_url, api_key, [question], tools=CHAT_TOOLS)
+        message = answer["choices"][0]["message"]
+        assert message["content"] == thought
+        assert len(message["tool_calls"]) == 1
+        return 1.0
+
+    play_episode(play, [f"{thought}\n{CALL}"])

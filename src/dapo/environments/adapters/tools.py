@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dapo.core.errors import ConfigError
@@ -86,10 +86,21 @@ class ToolEnvironment:
         return getattr(self._state, "reset" if call == "reset" else "get_reward", None)
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str | Failure:
-        result = try_call(lambda: _shown(self._loop.finish(self._tools[name](**arguments))))
+        result = try_call(lambda: _shown(self._result(name, arguments)))
         if isinstance(result, Failure):
             return Failure("Error: " + result.reason.removeprefix("raised "))
         return result
+
+    def _result(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Return what a tool returns; of an asynchronous generator, the list of its items."""
+        result = self._loop.finish(self._tools[name](**arguments))
+        if isinstance(result, AsyncIterator):
+            return self._loop.finish(_items_of(result))
+        return result
+
+
+async def _items_of(result: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in result]
 
 
 def _shown(result: Any) -> str:
@@ -99,9 +110,15 @@ def _shown(result: Any) -> str:
     if isinstance(result, Iterator):
         result = list(result)
     try:
-        return json.dumps(result, ensure_ascii=False, default=str)
+        return json.dumps(result, ensure_ascii=False, default=_as_json)
     except (TypeError, ValueError):  # keys that JSON lacks, or a list that contains itself
         return str(result)
+
+
+def _as_json(value: Any) -> Any:
+    """Return numbers and arrays of numpy and torch as those of Python, and else a text."""
+    to_list = getattr(value, "tolist", None)
+    return to_list() if callable(to_list) else str(value)
 
 
 def methods_of(state: Any) -> dict[str, Callable[..., Any]]:

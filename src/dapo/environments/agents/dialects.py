@@ -278,7 +278,8 @@ class Completions(Chat):
         fields = _Fields(body)
         fields.check_stream()
         fields.refuse({**_UNKNOWN, "suffix": "a text is continued at its end alone"})
-        if fields.count("logprobs", at_least=0, at_most=1) and body.get("echo"):
+        num_logprobs = fields.count("logprobs", at_least=0, at_most=1)
+        if num_logprobs is not None and body.get("echo"):
             raise ValueError(
                 "echo and logprobs are set, and a prompt's tokens have no logprobs here"
             )
@@ -471,8 +472,10 @@ class Messages(Chat):
         answer = answers[0]
         usage = _usage(answers)
         reason = _STOP_REASONS[answer.finish_reason]
-        if answer.stop is not None:
+        stop = None
+        if answer.stop is not None and answer.finish_reason == "stop":
             reason = "stop_sequence"
+            stop = answer.stop
         return {
             "id": answer.id,
             "type": "message",
@@ -480,7 +483,7 @@ class Messages(Chat):
             "model": str(body.get("model") or ""),
             "content": _blocks(answer),
             "stop_reason": reason,
-            "stop_sequence": answer.stop,
+            "stop_sequence": stop,
             "prompt_token_ids": list(answer.prompt_ids),
             "token_ids": list(answer.token_ids),
             "usage": {

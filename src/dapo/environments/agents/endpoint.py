@@ -121,7 +121,22 @@ def make_app(find: Callable[[str, str | None], Asked]) -> "Starlette":
         paths = (f"/sessions/{{session}}/{name}", f"/sessions/{{session}}/v1/{name}")
         answer = _guarded(bound(function))
         routes += [Route(path, answer, methods=["POST"]) for path in paths]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, exception_handlers={404: _unknown_path, 405: _unknown_path})
+
+
+def _unknown_path(request: "Request", error: Exception) -> "Response":
+    """Answer a path, or a method, that there is not, by Starlette's HTTPException."""
+    from starlette.responses import JSONResponse
+
+    status = int(getattr(error, "status_code", 404))
+    paths = ", ".join(f"POST /v1/{dialect.path}" for dialect in DIALECTS)
+    missing = AgentError(
+        status,
+        f"there is no {request.method} {request.url.path} here; there are {paths} and GET"
+        " /v1/models",
+        "not_found",
+    )
+    return JSONResponse(DIALECTS[0].error(missing), status, getattr(error, "headers", None))
 
 
 async def _models(request: "Request", find: Callable[[str, str | None], Asked]) -> "Response":

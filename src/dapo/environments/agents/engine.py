@@ -518,7 +518,7 @@ class AgentEngine(EngineLayer):
         name = f"{call.number}"
         call.text, message = self._renderer.answer(request, token_ids, name)
         if text_before is not None:
-            message = {"role": "assistant", "content": text_before}
+            message = self._renderer.message(request, text_before, name)
             call.cut = call.text[len(text_before) :]
             call.text = text_before
         call.message = message

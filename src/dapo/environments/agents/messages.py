@@ -211,6 +211,8 @@ def _comparable_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError("a tool call has no function with a name")
     arguments = function.get("arguments")
+    if arguments is None or arguments == "":  # clients write a call without arguments so, too
+        arguments = {}
     if isinstance(arguments, str):
         with suppress(ValueError):  # the model's own text, which is no JSON
             arguments = json.loads(arguments)

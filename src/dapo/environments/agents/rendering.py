@@ -10,7 +10,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.environments.agents.calls import Call
 from dapo.environments.agents.messages import AgentRequest, depth_of, to_json
 from dapo.environments.agents.session import MAX_DEPTH, AgentError
-from dapo.environments.calls import PYTHON_TAG, CallForm, ToolCall, WrongCall, call_text
+from dapo.environments.calls import CallForm, ToolCall, WrongCall, call_text
 from dapo.environments.rendering import TurnRenderer, without_surrogates
 from dapo.types import Message, Problem
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _MAX_TOOL_SETS = 32
 """The most sets of tools whose renderer is kept."""
-_CALL_STARTS = ("<tool_call>", PYTHON_TAG)
 
 
 class AgentRenderer:
@@ -95,22 +94,34 @@ class AgentRenderer:
     ) -> tuple[str, Message]:
         """Return the text of a turn, and the assistant's message that an agent receives.
 
+        Args:
+            request: What the agent asked for.
+            token_ids: The turn's tokens.
+            name: Makes the ids of tool calls differ from those of other answers.
+        """
+        text = self._renderer(request).text(token_ids)
+        return text, self.message(request, text, name)
+
+    def message(self, request: AgentRequest, text: str, name: str) -> Message:
+        """Return the assistant's message for the text of a turn.
+
         A call of an unknown tool, or with arguments that do not fit, reaches the agent as it was
         written: agents answer it. A turn with a call that is not JSON is text. Halves of characters,
         which no answer can be encoded with, are replaced.
 
         Args:
             request: What the agent asked for.
-            token_ids: The turn's tokens.
+            text: The text, up to a text that ends the answer.
             name: Makes the ids of tool calls differ from those of other answers.
         """
         renderer = self._renderer(request)
-        text = renderer.text(token_ids)
         calls: list[ToolCall] = []
+        start = 0
         if renderer.calls is not None and request.tool_choice != "none":
-            calls = _written(renderer.calls.read(text))
+            read, start = renderer.calls.read_with_start(text)
+            calls = _written(read)
         if not calls:
-            return text, {"role": "assistant", "content": text}
+            return {"role": "assistant", "content": text}
         tool_calls = [
             {
                 "id": f"call_{name}_{number}",
@@ -119,9 +130,8 @@ class AgentRenderer:
             }
             for number, call in enumerate(calls)
         ]
-        starts = [text.find(mark) for mark in _CALL_STARTS if mark in text]
-        content = text[: min(starts, default=0)].strip()
-        return text, {"role": "assistant", "content": content, "tool_calls": tool_calls}
+        content = text[:start].strip()
+        return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""

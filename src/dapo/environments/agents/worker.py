@@ -21,7 +21,14 @@ from types import ModuleType
 from typing import IO, Any
 
 from dapo.core.errors import ConfigError
-from dapo.core.loading import AGENT_PREFIX, Failure, load_callable, try_call
+from dapo.core.loading import (
+    AGENT_PREFIX,
+    Failure,
+    call_text,
+    load_callable,
+    own_name,
+    try_call,
+)
 from dapo.processes.supervisor import exit_with_supervisor, supervise
 from dapo.processes.worker import Answer, run
 from dapo.rewards.verdicts import problem_of_frame
@@ -200,21 +207,35 @@ def _plain(result: Any) -> Any:
 
 
 def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, str], Any]:
-    """Return a function that plays with the user's function, or its class's method `run`."""
+    """Return a function that plays with the user's function, or its class's method `run`.
+
+    Raises ConfigError if it cannot be made, or called with what an agent gets.
+    """
     function: Any = load_callable(name, error=ConfigError, option="")
+    label = own_name(name).rpartition(":")[2]
     if inspect.isclass(function):
-        agent: Any = function(**options)
-        function = agent.run
+        function = _method_run(function, label, options)
+        label = f"{label}.run"
         options = {}
     elif not inspect.isroutine(function) and hasattr(function, "run"):
         function = function.run
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     takes_all = any(item.kind is item.VAR_KEYWORD for item in parameters.values())
     first = next(iter(parameters), None)
-    if first is None:
+    if first is None or parameters[first].kind in (
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    ):
         raise ConfigError(
             "expected a function of the problem, such as"
-            " solve(problem, *, base_url, api_key), got one without parameters"
+            f" solve(problem, *, base_url, api_key), got {label}{signature}"
+        )
+    unknown = [item for item in options if item not in parameters]
+    if unknown and not takes_all:
+        raise ConfigError(
+            f"{call_text(label, function)} has no parameter {' and '.join(unknown)}, which"
+            " environment.options sets; leave it out, or add it"
         )
 
     def play(problem: Problem, url: str, key: str) -> Any:
@@ -227,6 +248,18 @@ def _function(name: str, options: Mapping[str, Any]) -> Callable[[Problem, str, 
         return _result_of(_awaited(result)) if inspect.isawaitable(result) else result
 
     return play
+
+
+def _method_run(kind: type[Any], label: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the method `run` of a new object of a class. Raises ConfigError."""
+    agent: Any = try_call(lambda: kind(**options))
+    if isinstance(agent, Failure):
+        arguments = ", ".join(options) or "no options"
+        raise ConfigError(f"making {label} with {arguments} {agent.reason}")
+    run_method: Callable[..., Any] | None = getattr(agent, "run", None)
+    if run_method is None:
+        raise ConfigError(f"{label} has no method run(self, data, *, base_url, api_key)")
+    return run_method
 
 
 def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
