@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import yaml
 
-from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps, verdict
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run
 from dapo.config import RewardConfig, parse_overrides
 from dapo.config.load import merge_options
 from dapo.core.errors import DataError
-from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
+from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems, who_is_better
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
@@ -206,6 +206,7 @@ FORMS = {
     "few": ["rw", "wr", "ww"],
     "many": ["rwrr", "wwwr", "rrrr"],
     "errors": ["re", "ee", "rw"],
+    "no verdict": ["ee", "ee", "ee"],
     "one": ["rr"],
     "low": ["w"] * 20,
     "middle": ["r"] * 8 + ["w"] * 12,
@@ -292,6 +293,19 @@ def test_the_best_of_several_runs_is_significantly_above_each_of_them(tmp_path: 
     assert sentence("low", "high", "higher").startswith(undecided)
     none = f"no run is significantly better than {runs['high'].path}"
     assert sentence("high", "middle", "higher") == none
+
+
+def test_without_a_verdict_in_both_runs_nothing_is_said_to_be_equal(tmp_path: Path):
+    runs = {}
+    for form in ("few", "no verdict"):
+        runs[form] = new_run(tmp_path / form)
+        write_result(runs[form], form)
+    found = compare_runs(runs["few"].path, runs["no verdict"].path)
+    assert verdict(found) == (
+        "undecided: the runs have no evaluations or training problems in common"
+    )
+    assert best_of([found]).startswith("undecided: no run has an evaluation of the same problems")
+    assert who_is_better({"difference": None, "low": None, "high": None}) == "undecided"
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():

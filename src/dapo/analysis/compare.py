@@ -259,7 +259,7 @@ def verdict(comparison: Comparison) -> str:
     last = min(comparison.a.steps, comparison.b.steps)
     if not comparison.steps and comparison.equal_up_to:
         return f"equal in all {last} common steps"
-    final = comparison.held_out.get("final")
+    final = _final_with_pairs(comparison)
     if final is not None:
         return f"{who_is_better(final.difference)}: {_final_accuracies(final)}"
     for name, curve in logged_curves(comparison).items():
@@ -270,6 +270,12 @@ def verdict(comparison: Comparison) -> str:
     return "undecided: the runs have no evaluations or training problems in common"
 
 
+def _final_with_pairs(comparison: Comparison) -> HeldOut | None:
+    """Return the comparison of the last evaluations; None if no problem has a verdict in both."""
+    final = comparison.held_out.get("final")
+    return final if final is not None and final.difference["pairs"] else None
+
+
 def best_of(comparisons: Sequence[Comparison]) -> str:
     """Name the run whose last evaluation is the most above that of the first run.
 
@@ -278,7 +284,7 @@ def best_of(comparisons: Sequence[Comparison]) -> str:
     better = []
     evaluated = []
     for comparison in comparisons:
-        final = comparison.held_out.get("final")
+        final = _final_with_pairs(comparison)
         if final is None:
             continue
         evaluated.append(comparison.b.path)

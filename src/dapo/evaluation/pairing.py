@@ -50,7 +50,8 @@ def who_is_better(difference: Mapping[str, Any], *, first: str = "a", second: st
     low = difference["low"]
     high = difference["high"]
     if low is None:
-        return "undecided" if difference["difference"] else "no difference"
+        # without a pair the difference is None
+        return "no difference" if difference["difference"] == 0 else "undecided"
     if low > 0:
         return f"{second} is better"
     if high < 0:
