@@ -295,6 +295,28 @@ def test_the_best_of_several_runs_is_significantly_above_each_of_them(tmp_path: 
     assert sentence("high", "middle", "higher") == none
 
 
+def test_no_run_is_best_while_another_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    runs = {}
+    for name, form, verifier in (
+        ("low", "low", "exact"),
+        ("high", "high", "exact"),
+        ("other", "higher", "math"),
+    ):
+        runs[name] = new_run(tmp_path / name)
+        write_result(runs[name], form, verifier=verifier)
+    new_run(tmp_path / "none")
+    found = [compare_runs(tmp_path / "low", tmp_path / name) for name in ("high", "other", "none")]
+    undecided = f"{tmp_path / 'high'} is highest; no difference to {tmp_path / 'other'} or "
+    assert best_of(found).startswith(undecided)
+    paths = [str(tmp_path / name) for name in ("low", "high", "other", "none")]
+    _, out, _ = run_command(capsys, "compare", *paths)
+    shown = " ".join(out.split())
+    assert f"{tmp_path / 'other'}: the final evaluations on held-out problems cannot be" in shown
+    assert f"{tmp_path / 'none'}: no comparison on held-out problems: a run has no" in shown
+
+
 def test_without_a_verdict_in_both_runs_nothing_is_said_to_be_equal(tmp_path: Path):
     runs = {}
     for form in ("few", "no verdict"):

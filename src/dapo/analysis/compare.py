@@ -282,21 +282,26 @@ def best_of(comparisons: Sequence[Comparison]) -> str:
     It is the best if it is significantly above each other run, too.
     """
     better = []
-    evaluated = []
+    is_evaluated = False
     for comparison in comparisons:
         final = _final_with_pairs(comparison)
         if final is None:
             continue
-        evaluated.append(comparison.b.path)
+        is_evaluated = True
         if _is_above_zero(final.difference):
             better.append((final.difference["difference"], comparison.b.path, final))
     first = comparisons[0].a.path
-    if not evaluated:
+    if not is_evaluated:
         return f"undecided: no run has an evaluation of the same problems as {first}"
     if not better:
         return f"no run is significantly better than {first}"
     _, path, final = max(better, key=lambda entry: entry[0])
-    others = [other for other in evaluated if other != path and not _is_better(path, other)]
+    others = []
+    for comparison in comparisons:
+        other = comparison.b.path
+        # one that cannot be compared may be better
+        if other != path and not _is_better(path, other):
+            others.append(other)
     if others:
         undecided = f"no difference to {' or '.join(others)} can be told"
         return f"{path} is highest; {undecided}: {_final_accuracies(final)}"

@@ -53,6 +53,10 @@ def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) ->
     else:
         say(console, best_of(comparisons), style="bold")
         console.print(_overview(comparisons))
+        for comparison in comparisons:
+            if "final" not in comparison.held_out:
+                for note in comparison.notes:
+                    say(console, f"{comparison.b.path}: {note}")
 
 
 def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) -> None:
