@@ -171,6 +171,13 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     assert "verifier_errors, from step 3 to 7, no longer" in printed
 
 
+def test_a_finding_that_came_back_holds_since_then(tmp_path: Path):
+    path = a_run(tmp_path / "run", [ERRORS] * 6 + [STEP] * 20 + [ERRORS] * 6)
+    (case,) = diagnose(path).issues
+    # the window of 5 steps has more than 5 % of errors from its second step with errors on
+    assert (case.finding.name, case.span) == ("verifier_errors", "since step 28")
+
+
 def test_each_step_is_judged_by_the_options_that_held_in_it(tmp_path: Path):
     """One error in 16 responses is more than 5 %, and one in 32 is not."""
     path = a_run(tmp_path / "run", [STEP | {"rollout/verifier_errors": 1}] * 12)

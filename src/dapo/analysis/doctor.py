@@ -29,7 +29,7 @@ class DiagnosedFinding:
     """One finding of a whole run."""
 
     finding: Finding  # as of the last step in which it held
-    since: int  # the first step in which it held
+    since: int  # the first step in which it held, without a break up to the last one
     holds: bool  # whether it holds at the end
     # the problems that show it most often, with the number of responses
     problems: Sequence[tuple[str, int]] = ()
@@ -145,10 +145,10 @@ def diagnose(path: Path) -> Diagnosis:
         if file not in configs:
             configs[file] = load_config(file)
         findings = active_findings(history, configs[file])
+        before = now
         now = {finding.name for finding in findings}
         latest |= {finding.name: finding for finding in findings}
-        for finding in findings:
-            since.setdefault(finding.name, history.step)
+        since |= dict.fromkeys(now - before, history.step)
     rules = {rule.name: rule for rule in RULES}
     cases = [
         _with_responses(DiagnosedFinding(finding, since[name], name in now), rules[name], tables)
