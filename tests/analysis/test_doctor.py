@@ -16,8 +16,10 @@ from dapo.cli.main import main
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import write_evaluation
 from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
 from dapo.training.rules.all_rules import LiveRules
+from helpers.ablations import evaluation
 from helpers.run_files import log_metrics
 from helpers.tiny_runs import tiny
 
@@ -176,6 +178,30 @@ def test_a_finding_that_came_back_holds_since_then(tmp_path: Path):
     (case,) = diagnose(path).issues
     # the window of 5 steps has more than 5 % of errors from its second step with errors on
     assert (case.finding.name, case.span) == ("verifier_errors", "since step 28")
+
+
+def evaluated(name: str, accuracy: float) -> dict[str, Any]:
+    ends = {"accuracy": accuracy, "low": accuracy - 0.05, "high": accuracy + 0.05}
+    return {f"eval/{name}/{key}": value for key, value in ends.items()}
+
+
+def test_accuracies_on_other_data_are_neither_overfitting_nor_a_change(tmp_path: Path):
+    """A fork with another data.eval has the metrics and the evaluations of its parent."""
+    before = STEP | {"reward/accuracy": 0.3}
+    after = STEP | {"reward/accuracy": 0.6}
+    for last_name in ("easy", "hard"):
+        steps = [before | evaluated("easy", 0.8), *[before] * 4, *[after] * 6]
+        path = a_run(tmp_path / last_name, [*steps, after | evaluated(last_name, 0.3)])
+        run = RunDirectory.open(path)
+        for step, name, accuracy in ((1, "easy", 0.8), (12, last_name, 0.3)):
+            summary, table = evaluation([accuracy] * 6)
+            rows = [row | {"id": name + row["id"]} for row in table]
+            write_evaluation(run, step, summary | {"name": name}, rows)
+        verdict = diagnose(path).verdict
+        if last_name == "easy":
+            assert verdict == "1 error: overfit; accuracy 80.0 -> 30.0 %"
+        else:
+            assert verdict == "healthy: 35 rules looked, nothing wrong"
 
 
 def test_each_step_is_judged_by_the_options_that_held_in_it(tmp_path: Path):

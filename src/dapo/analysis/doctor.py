@@ -8,7 +8,9 @@ from typing import Any
 
 from dapo.analysis.stored_groups import read_groups
 from dapo.config import load_config
+from dapo.core.errors import DataError
 from dapo.core.text import one_line, shorten
+from dapo.evaluation.pairing import require_pairable
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.metrics_file import read_metrics
@@ -59,7 +61,7 @@ class Diagnosis:
     steps: int  # number of training steps with metrics
     evaluations: int
     rollout_tables: int  # the number of stored tables of responses
-    # accuracies or mean scores of the first and the last evaluation; None without two
+    # accuracies or mean scores of the first and the last evaluation; None without two of equal kind
     accuracies: tuple[float, float] | None = None
     is_binary: bool = True  # whether the verifier decides right or wrong; else they are scores
 
@@ -163,19 +165,28 @@ def diagnose(path: Path) -> Diagnosis:
 
     cases.sort(key=rank)
     evaluations = first_and_last_evaluation(run)
-    values = [
-        evaluation["accuracy"]
-        for evaluation in evaluations
-        if evaluation.get("accuracy") is not None
-    ]
     return Diagnosis(
         cases,
         history.steps,
         history.evaluations,
         len(tables),
-        accuracies=(values[0], values[-1]) if len(values) > 1 else None,
+        accuracies=_accuracies(evaluations),
         is_binary=all(evaluation.get("binary", True) for evaluation in evaluations),
     )
+
+
+def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return the accuracies of two evaluations; None if one has none, or they must not be paired."""
+    values = [evaluation["accuracy"] for evaluation in evaluations]
+    if len(values) < 2 or None in values:
+        return None
+    try:
+        require_pairable(*evaluations)
+    except DataError:
+        # a fork or a resume has changed what is evaluated, or how
+        return None
+    first, last = values
+    return first, last
 
 
 def _unfinished_step(
