@@ -79,6 +79,21 @@ class TestPairs:
             covered += found.low <= 0.2 <= found.high
         assert 0.92 < covered / repeats < 0.98
 
+    def test_the_interval_over_steps_holds_where_some_have_few_pairs(self):
+        random = np.random.default_rng(0)
+        covered = 0
+        repeats = 2000
+        for _ in range(repeats):
+            steps = []
+            for pairs in (2, 2, 2, 40):
+                differences = random.normal(0.2, 1, pairs)
+                steps.append(paired(np.zeros(pairs), differences))
+            found = mean_over_steps(steps)
+            assert found.low is not None
+            assert found.high is not None
+            covered += found.low <= 0.2 <= found.high
+        assert covered / repeats > 0.94  # 0.87 with a degree of freedom per pair
+
     def test_the_mean_over_steps_leaves_out_steps_without_two_pairs(self):
         one = paired([0.0, 1.0], [1.0, 3.0])
         two = paired([0.0], [9.0])

@@ -242,8 +242,11 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     low = None
     high = None
     if paired_variance > 0:
-        # each step has lost a degree of freedom to its mean
-        low, high = student_interval(mean, paired_variance, pairs - count)
+        # Satterthwaite's degrees of freedom: a step of few pairs knows its variance badly
+        parts = fsum(
+            (step.paired_variance / count**2) ** 2 / (step.pairs - 1) for step in paired_steps
+        )
+        low, high = student_interval(mean, paired_variance, paired_variance**2 / parts)
     return Paired(mean, low, high, pairs, unpaired, paired_variance)
 
 
