@@ -60,6 +60,13 @@ class TestPairs:
         assert paired([1.0], [2.0]).low is None
         assert paired([], []).difference is None
 
+    def test_differences_that_rounding_alone_makes_differ_do_not_vary(self):
+        step = paired([0.6, 0.2, 0.1], [0.7, 0.3, 0.2])
+        assert (step.low, step.variance_ratio) == (None, None)
+        mean = mean_over_steps([step, step])
+        assert (mean.low, mean.variance_ratio) == (None, None)
+        assert who_is_better(mean.as_json()) == "undecided"
+
     def test_only_problems_that_both_were_asked_count(self):
         found = paired_problems({"p": 1.0, "q": 0.0, "r": 0.5}, {"q": 1.0, "r": 0.5, "s": 0.0})
         assert (found.pairs, found.difference) == (2, 0.5)

@@ -222,6 +222,9 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
     low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
     paired_variance = float(differences.var(ddof=1)) / count
+    if difference_interval(differences.tolist(), proportions=False) is None:
+        # they differ by rounding alone: 0.7 - 0.6 is not 0.3 - 0.2
+        paired_variance = 0.0
     return Paired(mean, low, high, count, unpaired, paired_variance)
 
 
