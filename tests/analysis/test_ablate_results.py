@@ -113,6 +113,15 @@ def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
     assert table["notes"] == ["left out: b, seed 1 (failed: NumericsError: it broke)"]
 
 
+def test_a_finished_run_without_its_last_evaluation_is_named(experiment, folder):
+    (folder / "runs" / "b-seed1" / "eval" / "step_000004.json").write_text("{")
+    (table,) = make_table(collect(experiment, folder))
+    assert table["rows"][1]["seeds"] == [0, 2]
+    assert table["notes"] == [
+        "left out: b, seed 1 (finished, without a readable evaluation after its last step)"
+    ]
+
+
 def test_runs_left_out_for_one_reason_are_named_once_by_its_first_line(experiment, folder):
     for seed in range(3):
         (folder / "runs" / f"b-seed{seed}" / "summary.json").unlink()
