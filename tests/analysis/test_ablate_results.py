@@ -271,6 +271,24 @@ def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_w
     assert [found["low"] <= 0 <= found["high"] for found in shown] == [True, False]
 
 
+def test_pictures_count_the_seeds_that_they_show_and_not_those_that_are_planned(experiment, folder):
+    planned = replace(experiment, seeds=(0, 1, 2, 3, 4))
+    shutil.rmtree(folder / "runs" / "b-seed1")
+    results = collect(planned, folder)
+    difference = differences_figure(results)
+    assert difference is not None
+    note = "points, with 95 % intervals over seeds and problems; 2 to 3 seeds; filled: without 0"
+    assert difference.axes[0].get_xlabel() == note
+    notes = [text.get_text() for text in results_figure(results, "").texts]
+    assert notes[-1] == "mean of 2 to 3 seeds; band: 95 % interval over seeds"
+    one = collect(replace(experiment, seeds=(0,)), folder)
+    difference = differences_figure(one)
+    assert difference is not None
+    note = "points, with 95 % intervals over problems; 1 seed; filled: without 0"
+    assert difference.axes[0].get_xlabel() == note
+    assert results_figure(one, "").texts[-1].get_text() == "mean of 1 seed"
+
+
 def test_one_row_or_one_without_an_interval_has_no_picture_of_differences(experiment, folder):
     results = collect(experiment, folder)
     runs = [each for each in results.facts["runs"] if each["variant"] == "a"]

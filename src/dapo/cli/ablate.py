@@ -163,8 +163,8 @@ def print_tables(
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
-        "Intervals are over seeds and problems; *: the interval excludes 0. Seconds exclude"
-        " evaluations. Length, truncated and entropy are means of the last tenth of the steps;"
+        "Intervals are over seeds and problems, of one seed over problems alone; *: the interval"
+        " excludes 0. Seconds exclude evaluations. Length, truncated and entropy are means of the last tenth of the steps;"
         " skipped is a fraction of the updates.",
         soft_wrap=True,
     )
