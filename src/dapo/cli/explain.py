@@ -125,11 +125,17 @@ def _most_telling(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     """Return all responses, or of more than SHOWN_RESPONSES some with extreme advantages."""
     if len(responses) <= SHOWN_RESPONSES:
         return list(responses)
-    ordered = sorted(
-        responses, key=lambda response: response["advantage"] or response["reward"] or 0
-    )
+    ordered = sorted(responses, key=_rank)
     shown = [*ordered[:EXTREMES], *ordered[-EXTREMES:]]
     return sorted(shown, key=lambda response: response["sample"])
+
+
+def _rank(response: Mapping[str, Any]) -> float:
+    """Return the advantage of a response, else its reward; 0 without a verdict."""
+    for name in ("advantage", "reward"):
+        if response[name] is not None:
+            return float(response[name])
+    return 0.0
 
 
 def _rest(facts: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:
