@@ -99,6 +99,22 @@ def test_right_answers_are_shown_as_the_most_frequent_one(capsys: pytest.Capture
     assert rows == {"question 0": "4 km", "question 1": "5"}
 
 
+def test_a_response_that_could_not_be_sampled_has_no_length(capsys: pytest.CaptureFixture[str]):
+    lost = JudgedResponse("", None, 0.0, "lost connection", None, 0, None)
+    rows = [
+        JudgedProblem(Problem(name, name, "4"), responses).row()
+        for name, responses in (("half", (response("r"), lost)), ("none", (lost, lost)))
+    ]
+    SafeConsole().print(_problem_table(rows))
+    text = capsys.readouterr().out
+    tokens = {
+        line.split("│")[1].strip(): line.split("│")[5].strip()
+        for line in text.splitlines()
+        if "│" in line
+    }
+    assert tokens == {"half": "3", "none": ""}
+
+
 def test_two_files_of_one_folder_are_named_by_their_steps(capsys: pytest.CaptureFixture[str]):
     folder = "runs/a_long_name_of_a_run_with_all_its_options_in_it/eval"
     first, second = (result(f"{folder}/step_0000{step}.json", "rw", "ww") for step in ("00", "20"))
@@ -178,7 +194,7 @@ def test_heads_of_the_tables_by_problem_are_whole_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9}]
+    responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9, "finish": "stop"}]
     row = {
         "id": "1",
         "question": "Which is the largest? " * 9,

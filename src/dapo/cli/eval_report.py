@@ -204,13 +204,14 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         correct = "-"
         if None not in verdicts:
             correct = f"{sum(verdicts)}/{len(verdicts)}"
-        mean_tokens = fmean(response["tokens"] for response in responses)
+        # one that could not be sampled has no length
+        lengths = [response["tokens"] for response in responses if response["finish"] is not None]
         table.add_row(
             _question(row["question"]),
             one_line(str(row["answer"])),
             number(row["accuracy"], ".3f"),
             correct,
-            f"{mean_tokens:.0f}",
+            f"{fmean(lengths):.0f}" if lengths else "",
             one_line(_most_frequent_answer(judged)),
         )
     return table
