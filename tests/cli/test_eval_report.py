@@ -147,6 +147,33 @@ def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(
     assert "question" not in compared(capsys, first, second)
 
 
+def test_figures_that_only_the_second_result_has_are_shown_and_notes_name_their_result(
+    capsys: pytest.CaptureFixture[str],
+):
+    def of_two_sources(model: str, *marks: str) -> dict[str, Any]:
+        problems = tuple(
+            JudgedProblem(Problem(str(i), "q", "4", source=source), tuple(map(response, row)))
+            for i, (source, row) in enumerate(zip(("s1", "s1", "s2"), marks, strict=True))
+        )
+        found = Evaluation(EvaluationPlan("toy", 2, 1.0, 0.7, 20, (9,), 0), problems)
+        return {"model": model, **found.summary(), "table": found.table()}
+
+    first = of_two_sources("a", "re", "ee", "ee")
+    text = compared(capsys, first, of_two_sources("b", "rr", "rw", "ww"))
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in text.splitlines()
+            if "│" in line
+        )
+    }
+    assert rows["s1 (1 and 2 problems)"] == ["1.000", "0.750"]
+    assert rows["s2 (0 and 1 problems)"] == ["", "0.000"]
+    assert [cell.split(" ")[0] for cell in rows["pass@2"]] == ["", "66.7%"]
+    assert "\na: 5 of 6 responses have no verdict: timed out\n" in text
+
+
 def test_a_comparison_without_an_interval_or_without_pairs_says_so(
     capsys: pytest.CaptureFixture[str],
 ):

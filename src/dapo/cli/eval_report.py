@@ -40,7 +40,7 @@ def print_evaluation(
     console.print(_result_table(results))
     for result in results:
         for note in _notes(result):
-            say(console, note)
+            say(console, f"{result['model']}: {note}" if is_pair else note)
     if is_pair:
         say(console, _describe_difference(evaluation["comparison"]))
     if by_problem and is_pair:
@@ -113,7 +113,9 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         )
     average = f"avg@{first['samples_per_problem']}"
     yield (average if first["binary"] else f"mean score, {average}"), means
-    for name in first:
+    # one result may lack an estimate or a source: it has no verdict for it
+    names = dict.fromkeys(name for result in results for name in result)
+    for name in names:
         if not name.startswith(("pass@", "cons@")):
             continue
         # pass@1 is avg@k, unless some problems lack a verdict
@@ -134,13 +136,17 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
     """Yield the accuracies on each source of the problems, if there are several sources."""
-    sources = results[0]["by_source"]
+    sources = sorted({source for result in results for source in result["by_source"]})
     if len(sources) < 2:
         return
-    for source, facts in sources.items():
-        scores = [result["by_source"].get(source, {}).get("accuracy") for result in results]
-        cells = [number(score, ".3f") for score in scores]
-        yield f"  {source} ({facts['problems']} problems)", cells
+    for source in sources:
+        facts = [result["by_source"].get(source, {}) for result in results]
+        cells = [number(each.get("accuracy"), ".3f") for each in facts]
+        counts = list(dict.fromkeys(each.get("problems", 0) for each in facts))
+        text = plural(counts[0], "problem")
+        if len(counts) > 1:
+            text = " and ".join(f"{count:,}" for count in counts) + " problems"
+        yield f"  {source} ({text})", cells
 
 
 def _fact_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
