@@ -70,6 +70,8 @@ def test_pass_at_1_is_printed_only_where_it_is_not_avg_at_k(capsys: pytest.Captu
         True,
         True,
     ]
+    # 1 - 2/3 is not 1/3
+    assert "pass@1" not in printed(capsys, result("m", "rww", "www"))
     incomplete = printed(capsys, result("m", "rw", "re"))
     assert [name in incomplete for name in ("avg@2", "pass@1", "pass@2")] == [True, True, True]
     assert [

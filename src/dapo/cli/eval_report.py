@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,9 @@ from dapo.core.text import one_line, plural, weighted, with_interval
 from dapo.evaluation.pairing import who_is_better
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
+
+ROUNDING = 1e-9
+"""Accuracies that differ by less are equal."""
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
@@ -118,8 +122,12 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
     for name in names:
         if not name.startswith(("pass@", "cons@")):
             continue
-        # pass@1 is avg@k, unless some problems lack a verdict
-        if name == "pass@1" and all(result.get(name) == result["accuracy"] for result in results):
+        # pass@1 is avg@k but for rounding, unless some problems lack a verdict
+        if name == "pass@1" and all(
+            isclose(result[name], result["accuracy"], abs_tol=ROUNDING)
+            for result in results
+            if name in result
+        ):
             continue
         cells = []
         for result in results:
