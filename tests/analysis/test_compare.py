@@ -67,6 +67,13 @@ class TestPairs:
         assert (mean.low, mean.variance_ratio) == (None, None)
         assert who_is_better(mean.as_json()) == "undecided"
 
+    def test_no_end_of_an_interval_is_a_difference_that_accuracies_cannot_have(self):
+        found = paired([1.0, 1.0], [1.0, 0.5], proportions=True)
+        assert (found.difference, found.low, found.high) == (-0.25, -1.0, 1.0)
+        scores = paired([1.0, 1.0], [1.0, 0.5])
+        assert scores.high is not None
+        assert scores.high > 2
+
     def test_only_problems_that_both_were_asked_count(self):
         found = paired_problems({"p": 1.0, "q": 0.0, "r": 0.5}, {"q": 1.0, "r": 0.5, "s": 0.0})
         assert (found.pairs, found.difference) == (2, 0.5)

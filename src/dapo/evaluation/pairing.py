@@ -220,6 +220,10 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
     if count == 1:
         return Paired(mean, None, None, 1, 0.0, 0.0)
     low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
+    if proportions and low is not None and high is not None:
+        # few problems have a wide interval, and no accuracies differ by more
+        low = max(-1.0, low)
+        high = min(1.0, high)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
     paired_variance = float(differences.var(ddof=1)) / count
     if difference_interval(differences.tolist(), proportions=False) is None:
