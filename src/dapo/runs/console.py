@@ -28,7 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.errors import DapoError
-from dapo.core.terminal import UNSAFE, print_text, printable
+from dapo.core.terminal import print_text, printable
 from dapo.core.text import excerpt, with_interval
 from dapo.runs.metric_table import PHASES, is_mean_score, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
@@ -37,6 +37,8 @@ from dapo.runs.time_left import TimeLeft, training_seconds
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"  # with which rich ends a text that it cuts
+_CUT = "~"  # as wide, where the terminal's encoding has no ellipsis
 _UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
@@ -104,11 +106,16 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """Escape every segment of text; rich's own control codes are not text."""
+        has_ellipsis = printable(_ELLIPSIS, self.encoding) == _ELLIPSIS
         for segment in super().render(renderable, options):
-            if segment.control or UNSAFE.search(segment.text) is None:
+            if segment.control:
                 yield segment
-            else:
-                yield Segment(printable(segment.text, self.encoding), segment.style)
+                continue
+            text = segment.text
+            if not has_ellipsis:
+                text = text.replace(_ELLIPSIS, _CUT)
+            text = printable(text, self.encoding)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
