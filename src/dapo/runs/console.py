@@ -389,13 +389,16 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw block characters from 0 to the maximum; averages over bins if there are too many."""
+    """Draw block characters from 0, or a negative minimum, to the maximum; averages over bins if
+    there are too many values.
+    """
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
-    top = max([*means, 1e-9])  # all values may be 0
-    heights = [int(8 * mean / top) for mean in means]
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, height))] for height in heights)
+    bottom = min([*means, 0.0])
+    span = max(max(means) - bottom, 1e-9)  # all values may be equal
+    heights = [int(8 * (mean - bottom) / span) for mean in means]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, height)] for height in heights)
 
 
 def duration(seconds: float) -> str:
