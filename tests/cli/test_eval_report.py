@@ -2,6 +2,7 @@
 is none.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ from dapo.cli.eval_report import (
     print_evaluation,
     short_names,
 )
+from dapo.cli.train import report
+from dapo.config import load_config
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.console import SafeConsole, final_report
+from dapo.runs.evaluations import write_evaluation
 from dapo.types import Problem
+from helpers.run_files import new_run
 
 
 def response(mark: str) -> JudgedResponse:
@@ -207,6 +212,19 @@ def test_an_evaluation_without_any_verdict_shows_no_percentage_but_that_nothing_
         python
         == "<toy: avg@2 nothing judged on 2 problems; 4 responses without a verdict: timed out>"
     )
+
+
+def test_the_end_of_a_run_says_where_its_evaluations_are_of_other_problems(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """A fork with another data.eval has its parent's first evaluation."""
+    said = "the two evaluations are not comparable: 1 problems are only in one of them"
+    for name, marks in (("other", ("rr", "ww", "ww")), ("same", ("rr", "ww"))):
+        run = new_run(tmp_path / name)
+        for step, found in ((0, result("m", "rw", "rw")), (4, result("m", *marks))):
+            write_evaluation(run, step, found, found["table"])
+        report(load_config(run.config), run)
+        assert (said in " ".join(capsys.readouterr().out.split())) == (name == "other")
 
 
 def test_names_lose_the_folders_that_they_share_and_steps_are_called_steps():

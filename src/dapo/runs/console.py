@@ -428,6 +428,7 @@ def final_report(
     after: Mapping[str, Any] | None,
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
+    difference: str = "",
 ) -> None:
     """Print the report at the end of a run: accuracies, responses to the same problems, commands.
 
@@ -438,9 +439,12 @@ def final_report(
         samples: problems with question, answer, before, before_correct, after and after_correct;
             long texts are cut.
         files: paths or next commands by their labels, in the order to print.
+        difference: how the two evaluations differ in more than the model; empty if they do not.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
+        if difference:
+            console.print(f"the two evaluations are not comparable: {difference}")
     for number, sample in enumerate(samples, start=1):
         title = f"\nProblem {number} of {len(samples)}, before and after training"
         console.print(Text(title, style="bold"))
