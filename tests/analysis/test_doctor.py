@@ -135,6 +135,22 @@ def test_a_finding_names_numbers_problems_the_error_and_the_option(
     assert doctor(capsys, str(path), "--strict")[0] == 1
 
 
+def test_responses_are_counted_as_far_as_they_were_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    failed = {"correct": None, "score": None, "reward": None, "advantage": None}
+    tables = {
+        step: [row(step, sample, error="timed out", **failed) for sample in range(16)]
+        for step in range(2, 7)
+    }
+    path = a_run(tmp_path / "run", [ERRORS] * 6, tables)
+    assert "; 80 responses of these steps show it" in " ".join(doctor(capsys, str(path))[1].split())
+    # at the paper's size a step alone has 8,192 responses
+    monkeypatch.setattr("dapo.analysis.doctor.MAX_ROWS", 20)
+    printed = " ".join(doctor(capsys, str(path))[1].split())
+    assert "; at least 32 responses of these steps show it" in printed
+
+
 def test_a_table_that_a_live_run_removes_meanwhile_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -36,6 +36,7 @@ class DiagnosedFinding:
     # the problems that show it most often, with the number of responses
     problems: Sequence[tuple[str, int]] = ()
     responses: int = 0  # the number of read responses that show it
+    has_unread: bool = False  # whether more responses of its steps are stored than were read
     example: str = ""  # the end of one of these responses
     error: str = ""  # the most frequent error, or other reason, among them
 
@@ -220,7 +221,9 @@ def _with_responses(
     example = ""
     num_rows = 0
     newest_first = [step for step in sorted(tables, reverse=True) if first <= step <= last]
+    unread = newest_first[:WINDOW]
     for step in newest_first[:WINDOW]:
+        unread.remove(step)
         if not tables[step].is_file():
             continue  # a run that trains keeps the last ones (log.rollouts=last:N)
         for row in iterate_rows(tables[step]):
@@ -236,6 +239,7 @@ def _with_responses(
         case,
         problems=tuple(problems.most_common(MAX_PROBLEMS)),
         responses=problems.total(),
+        has_unread=bool(unread),
         example=example,
         error=error,
     )
