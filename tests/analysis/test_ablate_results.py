@@ -113,6 +113,15 @@ def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
     assert table["notes"] == ["left out: b, seed 1 (failed: NumericsError: it broke)"]
 
 
+def test_a_finished_run_without_its_last_evaluation_is_named(experiment, folder):
+    (folder / "runs" / "b-seed1" / "eval" / "step_000004.json").write_text("{")
+    (table,) = make_table(collect(experiment, folder))
+    assert table["rows"][1]["seeds"] == [0, 2]
+    assert table["notes"] == [
+        "left out: b, seed 1 (finished, without a readable evaluation after its last step)"
+    ]
+
+
 def test_runs_left_out_for_one_reason_are_named_once_by_its_first_line(experiment, folder):
     for seed in range(3):
         (folder / "runs" / f"b-seed{seed}" / "summary.json").unlink()
@@ -260,6 +269,24 @@ def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_w
         assert point.get_xdata() == pytest.approx([100 * found["mean"]])
         assert (point.get_markerfacecolor() == "white") == (found["low"] <= 0 <= found["high"])
     assert [found["low"] <= 0 <= found["high"] for found in shown] == [True, False]
+
+
+def test_pictures_count_the_seeds_that_they_show_and_not_those_that_are_planned(experiment, folder):
+    planned = replace(experiment, seeds=(0, 1, 2, 3, 4))
+    shutil.rmtree(folder / "runs" / "b-seed1")
+    results = collect(planned, folder)
+    difference = differences_figure(results)
+    assert difference is not None
+    note = "points, with 95 % intervals over seeds and problems; 2 to 3 seeds; filled: without 0"
+    assert difference.axes[0].get_xlabel() == note
+    notes = [text.get_text() for text in results_figure(results, "").texts]
+    assert notes[-1] == "mean of 2 to 3 seeds; band: 95 % interval over seeds"
+    one = collect(replace(experiment, seeds=(0,)), folder)
+    difference = differences_figure(one)
+    assert difference is not None
+    note = "points, with 95 % intervals over problems; 1 seed; filled: without 0"
+    assert difference.axes[0].get_xlabel() == note
+    assert results_figure(one, "").texts[-1].get_text() == "mean of 1 seed"
 
 
 def test_one_row_or_one_without_an_interval_has_no_picture_of_differences(experiment, folder):

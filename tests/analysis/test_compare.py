@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import yaml
 
-from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.compare import best_of, compare_evaluations, compare_runs, equal_steps, verdict
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run
 from dapo.config import RewardConfig, parse_overrides
 from dapo.config.load import merge_options
 from dapo.core.errors import DataError
-from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
+from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems, who_is_better
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
@@ -60,6 +60,20 @@ class TestPairs:
         assert paired([1.0], [2.0]).low is None
         assert paired([], []).difference is None
 
+    def test_differences_that_rounding_alone_makes_differ_do_not_vary(self):
+        step = paired([0.6, 0.2, 0.1], [0.7, 0.3, 0.2])
+        assert (step.low, step.variance_ratio) == (None, None)
+        mean = mean_over_steps([step, step])
+        assert (mean.low, mean.variance_ratio) == (None, None)
+        assert who_is_better(mean.as_json()) == "undecided"
+
+    def test_no_end_of_an_interval_is_a_difference_that_accuracies_cannot_have(self):
+        found = paired([1.0, 1.0], [1.0, 0.5], proportions=True)
+        assert (found.difference, found.low, found.high) == (-0.25, -1.0, 1.0)
+        scores = paired([1.0, 1.0], [1.0, 0.5])
+        assert scores.high is not None
+        assert scores.high > 2
+
     def test_only_problems_that_both_were_asked_count(self):
         found = paired_problems({"p": 1.0, "q": 0.0, "r": 0.5}, {"q": 1.0, "r": 0.5, "s": 0.0})
         assert (found.pairs, found.difference) == (2, 0.5)
@@ -78,6 +92,21 @@ class TestPairs:
             assert found.high is not None
             covered += found.low <= 0.2 <= found.high
         assert 0.92 < covered / repeats < 0.98
+
+    def test_the_interval_over_steps_holds_where_some_have_few_pairs(self):
+        random = np.random.default_rng(0)
+        covered = 0
+        repeats = 2000
+        for _ in range(repeats):
+            steps = []
+            for pairs in (2, 2, 2, 40):
+                differences = random.normal(0.2, 1, pairs)
+                steps.append(paired(np.zeros(pairs), differences))
+            found = mean_over_steps(steps)
+            assert found.low is not None
+            assert found.high is not None
+            covered += found.low <= 0.2 <= found.high
+        assert covered / repeats > 0.94  # 0.87 with a degree of freedom per pair
 
     def test_the_mean_over_steps_leaves_out_steps_without_two_pairs(self):
         one = paired([0.0, 1.0], [1.0, 3.0])
@@ -206,6 +235,7 @@ FORMS = {
     "few": ["rw", "wr", "ww"],
     "many": ["rwrr", "wwwr", "rrrr"],
     "errors": ["re", "ee", "rw"],
+    "no verdict": ["ee", "ee", "ee"],
     "one": ["rr"],
     "low": ["w"] * 20,
     "middle": ["r"] * 8 + ["w"] * 12,
@@ -292,6 +322,41 @@ def test_the_best_of_several_runs_is_significantly_above_each_of_them(tmp_path: 
     assert sentence("low", "high", "higher").startswith(undecided)
     none = f"no run is significantly better than {runs['high'].path}"
     assert sentence("high", "middle", "higher") == none
+
+
+def test_no_run_is_best_while_another_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    runs = {}
+    for name, form, verifier in (
+        ("low", "low", "exact"),
+        ("high", "high", "exact"),
+        ("other", "higher", "math"),
+    ):
+        runs[name] = new_run(tmp_path / name)
+        write_result(runs[name], form, verifier=verifier)
+    new_run(tmp_path / "none")
+    found = [compare_runs(tmp_path / "low", tmp_path / name) for name in ("high", "other", "none")]
+    undecided = f"{tmp_path / 'high'} is highest; no difference to {tmp_path / 'other'} or "
+    assert best_of(found).startswith(undecided)
+    paths = [str(tmp_path / name) for name in ("low", "high", "other", "none")]
+    _, out, _ = run_command(capsys, "compare", *paths)
+    shown = " ".join(out.split())
+    assert f"{tmp_path / 'other'}: the final evaluations on held-out problems cannot be" in shown
+    assert f"{tmp_path / 'none'}: no comparison on held-out problems: a run has no" in shown
+
+
+def test_without_a_verdict_in_both_runs_nothing_is_said_to_be_equal(tmp_path: Path):
+    runs = {}
+    for form in ("few", "no verdict"):
+        runs[form] = new_run(tmp_path / form)
+        write_result(runs[form], form)
+    found = compare_runs(runs["few"].path, runs["no verdict"].path)
+    assert verdict(found) == (
+        "undecided: the runs have no evaluations or training problems in common"
+    )
+    assert best_of([found]).startswith("undecided: no run has an evaluation of the same problems")
+    assert who_is_better({"difference": None, "low": None, "high": None}) == "undecided"
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():

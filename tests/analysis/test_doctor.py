@@ -16,8 +16,10 @@ from dapo.cli.main import main
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import write_evaluation
 from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
 from dapo.training.rules.all_rules import LiveRules
+from helpers.ablations import evaluation
 from helpers.run_files import log_metrics
 from helpers.tiny_runs import tiny
 
@@ -133,6 +135,22 @@ def test_a_finding_names_numbers_problems_the_error_and_the_option(
     assert doctor(capsys, str(path), "--strict")[0] == 1
 
 
+def test_responses_are_counted_as_far_as_they_were_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    failed = {"correct": None, "score": None, "reward": None, "advantage": None}
+    tables = {
+        step: [row(step, sample, error="timed out", **failed) for sample in range(16)]
+        for step in range(2, 7)
+    }
+    path = a_run(tmp_path / "run", [ERRORS] * 6, tables)
+    assert "; 80 responses of these steps show it" in " ".join(doctor(capsys, str(path))[1].split())
+    # at the paper's size a step alone has 8,192 responses
+    monkeypatch.setattr("dapo.analysis.doctor.MAX_ROWS", 20)
+    printed = " ".join(doctor(capsys, str(path))[1].split())
+    assert "; at least 32 responses of these steps show it" in printed
+
+
 def test_a_table_that_a_live_run_removes_meanwhile_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -169,6 +187,37 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     verdict = "healthy: 35 rules looked, nothing wrong at the end; over: verifier_errors\n"
     assert printed.startswith(verdict)
     assert "verifier_errors, from step 3 to 7, no longer" in printed
+
+
+def test_a_finding_that_came_back_holds_since_then(tmp_path: Path):
+    path = a_run(tmp_path / "run", [ERRORS] * 6 + [STEP] * 20 + [ERRORS] * 6)
+    (case,) = diagnose(path).issues
+    # the window of 5 steps has more than 5 % of errors from its second step with errors on
+    assert (case.finding.name, case.span) == ("verifier_errors", "since step 28")
+
+
+def evaluated(name: str, accuracy: float) -> dict[str, Any]:
+    ends = {"accuracy": accuracy, "low": accuracy - 0.05, "high": accuracy + 0.05}
+    return {f"eval/{name}/{key}": value for key, value in ends.items()}
+
+
+def test_accuracies_on_other_data_are_neither_overfitting_nor_a_change(tmp_path: Path):
+    """A fork with another data.eval has the metrics and the evaluations of its parent."""
+    before = STEP | {"reward/accuracy": 0.3}
+    after = STEP | {"reward/accuracy": 0.6}
+    for last_name in ("easy", "hard"):
+        steps = [before | evaluated("easy", 0.8), *[before] * 4, *[after] * 6]
+        path = a_run(tmp_path / last_name, [*steps, after | evaluated(last_name, 0.3)])
+        run = RunDirectory.open(path)
+        for step, name, accuracy in ((1, "easy", 0.8), (12, last_name, 0.3)):
+            summary, table = evaluation([accuracy] * 6)
+            rows = [row | {"id": name + row["id"]} for row in table]
+            write_evaluation(run, step, summary | {"name": name}, rows)
+        verdict = diagnose(path).verdict
+        if last_name == "easy":
+            assert verdict == "1 error: overfit; accuracy 80.0 -> 30.0 %"
+        else:
+            assert verdict == "healthy: 35 rules looked, nothing wrong"
 
 
 def test_each_step_is_judged_by_the_options_that_held_in_it(tmp_path: Path):

@@ -16,7 +16,9 @@ from pyarrow.parquet import read_table, write_table
 
 from conformance import naive
 from dapo.analysis.explain import explain_group
+from dapo.cli.explain import _most_telling, _print_group
 from dapo.core.errors import CheckpointError, DataError
+from dapo.runs.console import SafeConsole
 from dapo.training.train import train
 from helpers.commands import run as command
 from helpers.run_files import edit_options
@@ -237,6 +239,32 @@ def test_the_command_prints_for_a_person_and_as_one_json_object(
     for response in found["responses"]:
         assert f"{response['advantage']:+.6g}" in out
         assert f"{response['penalty']:+.6g}" in out or response["penalty"] == 0
+
+
+def nine_responses() -> list[dict[str, Any]]:
+    """Responses of a group with rewards 6 to 14, of which the fifth has an advantage of 0."""
+    texts = {"response": "a long answer " * 9, "finish": "stop", "calls": None}
+    verdict = {"correct": None, "error": None, "response_tokens": 4}
+    return [
+        {"sample": i, "advantage": i / 4 - 1, "reward": i + 6, "score": i + 6, **verdict, **texts}
+        for i in range(9)
+    ]
+
+
+def test_the_most_telling_of_many_responses_have_the_extreme_advantages() -> None:
+    shown = _most_telling(nine_responses())
+    assert [response["sample"] for response in shown] == [0, 1, 2, 6, 7, 8]
+
+
+@pytest.mark.parametrize("width", [60, 55, 50, 40])
+def test_a_response_is_short_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    facts = {"question": "How many?", "prompt": "", "answer": "12", "responses": nine_responses()}
+    _print_group(SafeConsole(width=width), facts)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 40
+    assert max(map(len, lines)) <= width
 
 
 def test_a_run_is_explained_without_torch_and_without_modules_of_the_run(

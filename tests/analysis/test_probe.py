@@ -252,6 +252,13 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
         compare_with_run(probe, run)
 
 
+def test_a_run_that_samples_nothing_is_not_compared_with_a_probe(tmp_path: Path, probe: Probe):
+    run = RunDirectory(tmp_path)
+    log_metrics(run.metrics, [{"step": 1, "loss/nll": 0.5, "time/step_s": 1.0}])
+    with pytest.raises(DataError, match="has judged no group in its steps up to 3"):
+        compare_with_run(probe, run)
+
+
 def test_a_budget_of_tokens_ends_the_estimated_run(probe: Probe):
     measured = replace(
         probe, groups_per_step=5.0, response_tokens=10.0, tokens_per_s=100.0, step_s=3.0

@@ -715,6 +715,48 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
     assert page.errors() == []
 
 
+def test_the_head_shows_the_newest_data_that_was_evaluated(browser, tmp_path):
+    """A fork with another data.eval has the metrics of its parent."""
+    run = new_run(tmp_path / "a")
+    rows = []
+    for step, name, accuracy in (
+        (0, "old", 0.1),
+        (3, "old", 0.2),
+        (6, "new", 0.8),
+        (9, "new", 0.9),
+    ):
+        values = {"accuracy": accuracy, "avg@4": accuracy, "truncated_fraction": 0.0}
+        rows.append({"step": step, **{f"eval/{name}/{key}": values[key] for key in values}})
+    log_metrics(run.metrics, rows)
+    with shown(browser, tmp_path) as page:
+        page.open("overview?run=a")
+        page.wait("return document.querySelector('.headline') !== null")
+        assert page.texts(".headline") == ["held out 80.0 % → 90.0 %"]
+        # the evaluations have no files that can be paired
+        assert all("/api/paired?" in error for error in page.errors())
+
+
+def test_a_problem_without_a_verdict_has_no_score(browser, tmp_path):
+    run = new_run(tmp_path / "a")
+    failed = {"correct": None, "score": None, "reward": None, "advantage": None}
+    text = {"source": "s", "prompt": "?", "response": "text", "answer": "1", "finish": "stop"}
+    tokens = {"prompt_tokens": 1, "response_tokens": 1, "response_ids": [1], "version": 0}
+    unused = dict.fromkeys(("fields", "components", "engine_logprobs"))
+    row = {"step": 1, "group_id": 0, "problem_id": "bad", "outcome": "invalid", "error": "failed"}
+    run.rollouts_folder.mkdir(exist_ok=True)
+    rows = [row | failed | text | tokens | unused | {"sample": sample} for sample in range(2)]
+    write_rollouts(run.rollouts(1), rows)
+    with shown(browser, tmp_path) as page:
+        page.open("problems?run=a")
+        page.wait("return document.querySelector('a.cell') !== null")
+        assert page.titles("a.cell") == ["step 1: no verdict, invalid"]
+        assert "neither right nor wrong" in page.texts(".cards .soft")
+        page.open("group?run=a&step=1&group=0")
+        page.wait("return document.querySelector('dl.facts') !== null")
+        assert "no verdict" in page.texts("dl.facts dd")
+    assert page.errors() == []
+
+
 def test_the_focus_stays_where_a_key_was_pressed(page):
     from selenium.webdriver.common.keys import Keys
 

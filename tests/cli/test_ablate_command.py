@@ -98,6 +98,7 @@ def test_a_report_needs_nothing_but_the_stored_results(
     code, out, _ = run(capsys, "ablate", "--report", str(stored))
     assert code == 0
     assert "avg@4, 6 held-out problems, 2 seeds" in out
+    assert "Intervals are over seeds and problems, of one seed over problems alone;" in out
     (row,) = [line for line in out.splitlines() if line.strip().startswith("b ") and "[" in line]
     assert "+70.0 [" in row
     assert row.rstrip().endswith("*")

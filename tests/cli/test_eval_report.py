@@ -2,6 +2,7 @@
 is none.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ from dapo.cli.eval_report import (
     print_evaluation,
     short_names,
 )
+from dapo.cli.train import report
+from dapo.config import load_config
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.console import SafeConsole, final_report
+from dapo.runs.evaluations import write_evaluation
 from dapo.types import Problem
+from helpers.run_files import new_run
 
 
 def response(mark: str) -> JudgedResponse:
@@ -70,6 +75,8 @@ def test_pass_at_1_is_printed_only_where_it_is_not_avg_at_k(capsys: pytest.Captu
         True,
         True,
     ]
+    # 1 - 2/3 is not 1/3
+    assert "pass@1" not in printed(capsys, result("m", "rww", "www"))
     incomplete = printed(capsys, result("m", "rw", "re"))
     assert [name in incomplete for name in ("avg@2", "pass@1", "pass@2")] == [True, True, True]
     assert [
@@ -97,6 +104,22 @@ def test_right_answers_are_shown_as_the_most_frequent_one(capsys: pytest.Capture
         if "question" in line
     }
     assert rows == {"question 0": "4 km", "question 1": "5"}
+
+
+def test_a_response_that_could_not_be_sampled_has_no_length(capsys: pytest.CaptureFixture[str]):
+    lost = JudgedResponse("", None, 0.0, "lost connection", None, 0, None)
+    rows = [
+        JudgedProblem(Problem(name, name, "4"), responses).row()
+        for name, responses in (("half", (response("r"), lost)), ("none", (lost, lost)))
+    ]
+    SafeConsole().print(_problem_table(rows))
+    text = capsys.readouterr().out
+    tokens = {
+        line.split("│")[1].strip(): line.split("│")[5].strip()
+        for line in text.splitlines()
+        if "│" in line
+    }
+    assert tokens == {"half": "3", "none": ""}
 
 
 def test_two_files_of_one_folder_are_named_by_their_steps(capsys: pytest.CaptureFixture[str]):
@@ -129,6 +152,33 @@ def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(
         ["question 3", "4", "1.000", "", ""],
     ]
     assert "question" not in compared(capsys, first, second)
+
+
+def test_figures_that_only_the_second_result_has_are_shown_and_notes_name_their_result(
+    capsys: pytest.CaptureFixture[str],
+):
+    def of_two_sources(model: str, *marks: str) -> dict[str, Any]:
+        problems = tuple(
+            JudgedProblem(Problem(str(i), "q", "4", source=source), tuple(map(response, row)))
+            for i, (source, row) in enumerate(zip(("s1", "s1", "s2"), marks, strict=True))
+        )
+        found = Evaluation(EvaluationPlan("toy", 2, 1.0, 0.7, 20, (9,), 0), problems)
+        return {"model": model, **found.summary(), "table": found.table()}
+
+    first = of_two_sources("a", "re", "ee", "ee")
+    text = compared(capsys, first, of_two_sources("b", "rr", "rw", "ww"))
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in text.splitlines()
+            if "│" in line
+        )
+    }
+    assert rows["s1 (1 and 2 problems)"] == ["1.000", "0.750"]
+    assert rows["s2 (0 and 1 problems)"] == ["", "0.000"]
+    assert [cell.split(" ")[0] for cell in rows["pass@2"]] == ["", "66.7%"]
+    assert "\na: 5 of 6 responses have no verdict: timed out\n" in text
 
 
 def test_a_comparison_without_an_interval_or_without_pairs_says_so(
@@ -164,6 +214,19 @@ def test_an_evaluation_without_any_verdict_shows_no_percentage_but_that_nothing_
     )
 
 
+def test_the_end_of_a_run_says_where_its_evaluations_are_of_other_problems(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    """A fork with another data.eval has its parent's first evaluation."""
+    said = "the two evaluations are not comparable: 1 problems are only in one of them"
+    for name, marks in (("other", ("rr", "ww", "ww")), ("same", ("rr", "ww"))):
+        run = new_run(tmp_path / name)
+        for step, found in ((0, result("m", "rw", "rw")), (4, result("m", *marks))):
+            write_evaluation(run, step, found, found["table"])
+        report(load_config(run.config), run)
+        assert (said in " ".join(capsys.readouterr().out.split())) == (name == "other")
+
+
 def test_names_lose_the_folders_that_they_share_and_steps_are_called_steps():
     first, last = (f"runs/quickstart/eval/step_{step:06}.json" for step in (0, 18))
     assert short_names([first, last]) == ["step 0", "step 18"]
@@ -178,7 +241,7 @@ def test_heads_of_the_tables_by_problem_are_whole_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9}]
+    responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9, "finish": "stop"}]
     row = {
         "id": "1",
         "question": "Which is the largest? " * 9,

@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from dapo.cli.formatting import number
+import pytest
+from rich.table import Column
+
+from dapo.cli.formatting import number, print_ruled, ruled_table
 from dapo.config import LoraConfig
 from dapo.config.option_fields import option_text
 from dapo.core.text import plural, size, weighted, with_interval
+from dapo.runs.console import SafeConsole
 from helpers.tables import for_each_row
 
 
@@ -45,3 +49,22 @@ def test_missing_numbers_counts_and_weights():
     ]
     assert weighted("math") == "math"
     assert weighted({"math": 0.8, "format": 0.2}) == "0.8 x math + 0.2 x format"
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 120])
+def test_a_table_without_room_for_its_numbers_is_printed_in_parts(
+    capsys: pytest.CaptureFixture[str], width: int
+):
+    names = ["a", "b", "b - a", "95 % interval", "pairs", "skipped"]
+    table = ruled_table(Column("name", min_width=8), *names, title="a title")
+    numbers = ["100.0", "12,345.6", "-0.133", "-0.357 to +0.091", "97", "12.5%"]
+    table.add_row("length, tokens", *numbers)
+    print_ruled(SafeConsole(width=width), table)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    for text in (*names[2:], *numbers):
+        assert shown.count(f" {text}") == 1, text
+    assert shown.count("a title") == 1
+    parts = sum("\u2500" in line for line in shown.splitlines())
+    assert parts == {30: 4, 60: 2, 80: 1, 120: 1}[width]
+    assert shown.count("length,") == parts

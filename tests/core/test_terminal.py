@@ -9,7 +9,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 import dapo
@@ -71,6 +71,19 @@ def test_a_table_of_attacks_is_a_table_of_text():
     assert "[bold]name[/bold]" in shown
     rows = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
     assert len({len(row) for row in rows}) == 1  # widths are those of what is shown
+
+
+def test_a_table_is_shown_where_the_encoding_lacks_its_characters():
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, encoding="ascii", write_through=True) as stream:
+        console = SafeConsole(file=stream, width=12)
+        table = Table(Column("name", no_wrap=True), box=None)
+        table.add_row("a name that is too long")
+        # a styled text is made without the console
+        table.add_row(Text("\N{GREEK SMALL LETTER PI}"))
+        console.print(table)
+        lines = written.getvalue().decode("ascii").splitlines()
+    assert [line.strip() for line in lines] == ["name", "a name th~", "\\u03c0"]
 
 
 def test_the_progress_display_shows_attacks_as_text():

@@ -184,6 +184,25 @@ def test_several_sources_are_one_line_with_the_whole_and_the_worst(
     assert out.count("50.0%") == 2
 
 
+def test_the_result_is_of_the_newest_evaluation_whatever_was_evaluated_before(
+    capsys: pytest.CaptureFixture[str], directory: RunDirectory
+):
+    old = {"eval/old/accuracy": 0.1, "eval/old/low": 0.05, "eval/old/high": 0.2}
+    new = {"eval/new/accuracy": 0.9, "eval/new/low": 0.8, "eval/new/high": 0.95}
+    directory.metrics.unlink()
+    log_metrics(directory.metrics, [{"step": 3, "reward/mean": 0.1, **old}])
+    log_metrics(directory.metrics, [{"step": 6, "reward/mean": 0.1, **new}])
+    _, out, _ = run(capsys, "status", str(directory.path))
+    shown = " ".join(out.split())
+    assert "step 6/10, accuracy 90.0%" in shown
+    assert "evaluation new 90.0% (80.0% to 95.0%), at step 6 checkpoint" in shown
+    # nothing was judged in the newest one
+    log_metrics(directory.metrics, [{"step": 9, "reward/mean": 0.1, "eval/new/truncated": 0.0}])
+    _, out, _ = run(capsys, "status", str(directory.path))
+    assert "accuracy 10.0%" not in out
+    assert "evaluation " not in out
+
+
 def test_following_prints_the_steps_and_ends_with_the_state_of_the_run(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -345,7 +345,9 @@ class TestLiveProgress:
         assert sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
         assert sparkline([0.1, 0.1, 0.9, 0.9], 2) == "▁█"
         assert sparkline([0.0], 10) == "▁"
-        assert sparkline([-1.0, -2.0], 10) == "▁▁"
+        assert sparkline([-1.0, -2.0], 10) == "█▁"
+        # mean scores that rise below 0
+        assert sparkline([-0.8, -0.4, -0.1, -0.1], 10) == "▁▅██"
         assert len(sparkline([0.5] * 1000, 32)) == 32
 
 

@@ -259,7 +259,7 @@ def verdict(comparison: Comparison) -> str:
     last = min(comparison.a.steps, comparison.b.steps)
     if not comparison.steps and comparison.equal_up_to:
         return f"equal in all {last} common steps"
-    final = comparison.held_out.get("final")
+    final = _final_with_pairs(comparison)
     if final is not None:
         return f"{who_is_better(final.difference)}: {_final_accuracies(final)}"
     for name, curve in logged_curves(comparison).items():
@@ -270,27 +270,38 @@ def verdict(comparison: Comparison) -> str:
     return "undecided: the runs have no evaluations or training problems in common"
 
 
+def _final_with_pairs(comparison: Comparison) -> HeldOut | None:
+    """Return the comparison of the last evaluations; None if no problem has a verdict in both."""
+    final = comparison.held_out.get("final")
+    return final if final is not None and final.difference["pairs"] else None
+
+
 def best_of(comparisons: Sequence[Comparison]) -> str:
     """Name the run whose last evaluation is the most above that of the first run.
 
     It is the best if it is significantly above each other run, too.
     """
     better = []
-    evaluated = []
+    is_evaluated = False
     for comparison in comparisons:
-        final = comparison.held_out.get("final")
+        final = _final_with_pairs(comparison)
         if final is None:
             continue
-        evaluated.append(comparison.b.path)
+        is_evaluated = True
         if _is_above_zero(final.difference):
             better.append((final.difference["difference"], comparison.b.path, final))
     first = comparisons[0].a.path
-    if not evaluated:
+    if not is_evaluated:
         return f"undecided: no run has an evaluation of the same problems as {first}"
     if not better:
         return f"no run is significantly better than {first}"
     _, path, final = max(better, key=lambda entry: entry[0])
-    others = [other for other in evaluated if other != path and not _is_better(path, other)]
+    others = []
+    for comparison in comparisons:
+        other = comparison.b.path
+        # one that cannot be compared may be better
+        if other != path and not _is_better(path, other):
+            others.append(other)
     if others:
         undecided = f"no difference to {' or '.join(others)} can be told"
         return f"{path} is highest; {undecided}: {_final_accuracies(final)}"

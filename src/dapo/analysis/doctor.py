@@ -8,7 +8,9 @@ from typing import Any
 
 from dapo.analysis.stored_groups import read_groups
 from dapo.config import load_config
+from dapo.core.errors import DataError
 from dapo.core.text import one_line, shorten
+from dapo.evaluation.pairing import require_pairable
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.metrics_file import read_metrics
@@ -29,11 +31,12 @@ class DiagnosedFinding:
     """One finding of a whole run."""
 
     finding: Finding  # as of the last step in which it held
-    since: int  # the first step in which it held
+    since: int  # the first step in which it held, without a break up to the last one
     holds: bool  # whether it holds at the end
     # the problems that show it most often, with the number of responses
     problems: Sequence[tuple[str, int]] = ()
     responses: int = 0  # the number of read responses that show it
+    has_unread: bool = False  # whether more responses of its steps are stored than were read
     example: str = ""  # the end of one of these responses
     error: str = ""  # the most frequent error, or other reason, among them
 
@@ -59,7 +62,7 @@ class Diagnosis:
     steps: int  # number of training steps with metrics
     evaluations: int
     rollout_tables: int  # the number of stored tables of responses
-    # accuracies or mean scores of the first and the last evaluation; None without two
+    # accuracies or mean scores of the first and the last evaluation; None without two of equal kind
     accuracies: tuple[float, float] | None = None
     is_binary: bool = True  # whether the verifier decides right or wrong; else they are scores
 
@@ -145,10 +148,10 @@ def diagnose(path: Path) -> Diagnosis:
         if file not in configs:
             configs[file] = load_config(file)
         findings = active_findings(history, configs[file])
+        before = now
         now = {finding.name for finding in findings}
         latest |= {finding.name: finding for finding in findings}
-        for finding in findings:
-            since.setdefault(finding.name, history.step)
+        since |= dict.fromkeys(now - before, history.step)
     rules = {rule.name: rule for rule in RULES}
     cases = [
         _with_responses(DiagnosedFinding(finding, since[name], name in now), rules[name], tables)
@@ -163,19 +166,28 @@ def diagnose(path: Path) -> Diagnosis:
 
     cases.sort(key=rank)
     evaluations = first_and_last_evaluation(run)
-    values = [
-        evaluation["accuracy"]
-        for evaluation in evaluations
-        if evaluation.get("accuracy") is not None
-    ]
     return Diagnosis(
         cases,
         history.steps,
         history.evaluations,
         len(tables),
-        accuracies=(values[0], values[-1]) if len(values) > 1 else None,
+        accuracies=_accuracies(evaluations),
         is_binary=all(evaluation.get("binary", True) for evaluation in evaluations),
     )
+
+
+def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return the accuracies of two evaluations; None if one has none, or they must not be paired."""
+    values = [evaluation["accuracy"] for evaluation in evaluations]
+    if len(values) < 2 or None in values:
+        return None
+    try:
+        require_pairable(*evaluations)
+    except DataError:
+        # a fork or a resume has changed what is evaluated, or how
+        return None
+    first, last = values
+    return first, last
 
 
 def _unfinished_step(
@@ -209,7 +221,9 @@ def _with_responses(
     example = ""
     num_rows = 0
     newest_first = [step for step in sorted(tables, reverse=True) if first <= step <= last]
+    unread = newest_first[:WINDOW]
     for step in newest_first[:WINDOW]:
+        unread.remove(step)
         if not tables[step].is_file():
             continue  # a run that trains keeps the last ones (log.rollouts=last:N)
         for row in iterate_rows(tables[step]):
@@ -225,6 +239,7 @@ def _with_responses(
         case,
         problems=tuple(problems.most_common(MAX_PROBLEMS)),
         responses=problems.total(),
+        has_unread=bool(unread),
         example=example,
         error=error,
     )

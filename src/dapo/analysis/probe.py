@@ -194,7 +194,7 @@ class Check:
 def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEPS) -> list[Check]:
     """Compare a probe with the means of a run's first steps.
 
-    Raises DataError for a run without a finished step.
+    Raises DataError for a run without a finished step, or that judged nothing in these.
     """
     rows = [row for row in read_metrics(run.metrics) if 0 < row["step"] <= steps]
     if not rows:
@@ -207,6 +207,11 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
 
     undecided = ("rollout/groups_excess", "rollout/groups_aborted", "rollout/groups_stale")
     decided = total("rollout/groups_generated") - total(*undecided)
+    if not decided:
+        raise DataError(
+            f"{run.path} has judged no group in its steps up to {steps}, so there is nothing to"
+            " compare the probe with; name a run that samples"
+        )
     generate_s = total("time/generate_s")
     update_s = total("time/update_s", "time/old_logprobs_s")
     waited_s = 0.0

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.analysis.ablate.experiment import Experiment, Variant, load_experiment, shipped_ladders
-from dapo.cli.formatting import number, ruled_table
+from dapo.cli.formatting import number, print_ruled, ruled_table
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -159,13 +159,13 @@ def print_tables(
             # rich wraps a title at the width of its table
             console.print(Text(f"\n{part.caption}", style="bold"), soft_wrap=True)
             part.caption = None
-            console.print(part)
+            print_ruled(console, part)
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
-        "Intervals are over seeds and problems; *: the interval excludes 0. Seconds exclude"
-        " evaluations. Length, truncated and entropy are means of the last tenth of the steps;"
-        " skipped is a fraction of the updates.",
+        "Intervals are over seeds and problems, of one seed over problems alone; *: the interval"
+        " excludes 0. Seconds exclude evaluations. Length, truncated and entropy are means of the"
+        " last tenth of the steps; skipped is a fraction of the updates.",
         soft_wrap=True,
     )
 

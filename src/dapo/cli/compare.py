@@ -19,7 +19,7 @@ from dapo.analysis.compare import (
     value_text,
     verdict,
 )
-from dapo.cli.formatting import TITLE, right, ruled_table, say
+from dapo.cli.formatting import TITLE, print_ruled, right, ruled_table, say
 from dapo.config.option_fields import option_text, options_of
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
@@ -52,7 +52,11 @@ def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) ->
         _print_pair(console, comparisons[0], by_step=by_step)
     else:
         say(console, best_of(comparisons), style="bold")
-        console.print(_overview(comparisons))
+        print_ruled(console, _overview(comparisons))
+        for comparison in comparisons:
+            if "final" not in comparison.held_out:
+                for note in comparison.notes:
+                    say(console, f"{comparison.b.path}: {note}")
 
 
 def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) -> None:
@@ -64,12 +68,12 @@ def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) 
     if not is_equal:
         say(console, _aligned(comparison))
     if comparison.held_out and not is_equal:
-        console.print(_held_out(comparison))
+        print_ruled(console, _held_out(comparison))
     if comparison.steps:
-        console.print(_curves(comparison))
-        console.print(_costs(comparison))
+        print_ruled(console, _curves(comparison))
+        print_ruled(console, _costs(comparison))
         if by_step:
-            console.print(_by_step(comparison))
+            print_ruled(console, _by_step(comparison))
     estimates = [evaluation.difference for evaluation in comparison.held_out.values()]
     estimates += [curve.mean for curve in comparison.curves.values()]
     if not is_equal and any(map(_ratio, estimates)):

@@ -41,9 +41,10 @@ def _print_case(console: SafeConsole, case: DiagnosedFinding) -> None:
     rows = [("cause", finding.cause), ("evidence", f"{evidence} ({at})")]
     if case.problems:
         problems = ", ".join(f"{name} ({count})" for name, count in case.problems)
-        rows.append(
-            ("problems", f"{problems}; {plural(case.responses, 'response')} of these steps show it")
-        )
+        count = plural(case.responses, "response")
+        if case.has_unread:
+            count = f"at least {count}"
+        rows.append(("problems", f"{problems}; {count} of these steps show it"))
     if case.error:
         rows.append(("reason", case.error))
     if case.example:

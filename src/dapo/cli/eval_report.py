@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,9 @@ from dapo.core.text import one_line, plural, weighted, with_interval
 from dapo.evaluation.pairing import who_is_better
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
+
+ROUNDING = 1e-9
+"""Accuracies that differ by less are equal."""
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def print_evaluation(
     console.print(_result_table(results))
     for result in results:
         for note in _notes(result):
-            say(console, note)
+            say(console, f"{result['model']}: {note}" if is_pair else note)
     if is_pair:
         say(console, _describe_difference(evaluation["comparison"]))
     if by_problem and is_pair:
@@ -113,11 +117,17 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
         )
     average = f"avg@{first['samples_per_problem']}"
     yield (average if first["binary"] else f"mean score, {average}"), means
-    for name in first:
+    # one result may lack an estimate or a source: it has no verdict for it
+    names = dict.fromkeys(name for result in results for name in result)
+    for name in names:
         if not name.startswith(("pass@", "cons@")):
             continue
-        # pass@1 is avg@k, unless some problems lack a verdict
-        if name == "pass@1" and all(result.get(name) == result["accuracy"] for result in results):
+        # pass@1 is avg@k but for rounding, unless some problems lack a verdict
+        if name == "pass@1" and all(
+            isclose(result[name], result["accuracy"], abs_tol=ROUNDING)
+            for result in results
+            if name in result
+        ):
             continue
         cells = []
         for result in results:
@@ -134,13 +144,17 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
     """Yield the accuracies on each source of the problems, if there are several sources."""
-    sources = results[0]["by_source"]
+    sources = sorted({source for result in results for source in result["by_source"]})
     if len(sources) < 2:
         return
-    for source, facts in sources.items():
-        scores = [result["by_source"].get(source, {}).get("accuracy") for result in results]
-        cells = [number(score, ".3f") for score in scores]
-        yield f"  {source} ({facts['problems']} problems)", cells
+    for source in sources:
+        facts = [result["by_source"].get(source, {}) for result in results]
+        cells = [number(each.get("accuracy"), ".3f") for each in facts]
+        counts = list(dict.fromkeys(each.get("problems", 0) for each in facts))
+        text = plural(counts[0], "problem")
+        if len(counts) > 1:
+            text = " and ".join(f"{count:,}" for count in counts) + " problems"
+        yield f"  {source} ({text})", cells
 
 
 def _fact_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
@@ -204,13 +218,14 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         correct = "-"
         if None not in verdicts:
             correct = f"{sum(verdicts)}/{len(verdicts)}"
-        mean_tokens = fmean(response["tokens"] for response in responses)
+        # one that could not be sampled has no length
+        lengths = [response["tokens"] for response in responses if response["finish"] is not None]
         table.add_row(
             _question(row["question"]),
             one_line(str(row["answer"])),
             number(row["accuracy"], ".3f"),
             correct,
-            f"{mean_tokens:.0f}",
+            f"{fmean(lengths):.0f}" if lengths else "",
             one_line(_most_frequent_answer(judged)),
         )
     return table

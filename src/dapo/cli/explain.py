@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SHOWN_CHARS = 320
 OTHER_COLUMNS = 48
 """The characters of a line of the short form that are not of the response."""
+LEAST_CHARS = 12
+"""The characters of a response that a terminal without room for them shows, on several lines."""
 SHOWN_RESPONSES = 8
 """The most responses of which the short form shows all, in at most 15 lines."""
 EXTREMES = 3
@@ -115,7 +117,7 @@ def _print_group(console: SafeConsole, facts: Mapping[str, Any]) -> None:
             _length(response),
             _number(response["reward"], digits=3),
             _number(response["advantage"], digits=3),
-            shorten(text, console.width - OTHER_COLUMNS, keep="ends"),
+            shorten(text, max(LEAST_CHARS, console.width - OTHER_COLUMNS), keep="ends"),
         )
     console.print(table)
     say(console, _rest(facts, shown))
@@ -125,11 +127,17 @@ def _most_telling(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     """Return all responses, or of more than SHOWN_RESPONSES some with extreme advantages."""
     if len(responses) <= SHOWN_RESPONSES:
         return list(responses)
-    ordered = sorted(
-        responses, key=lambda response: response["advantage"] or response["reward"] or 0
-    )
+    ordered = sorted(responses, key=_rank)
     shown = [*ordered[:EXTREMES], *ordered[-EXTREMES:]]
     return sorted(shown, key=lambda response: response["sample"])
+
+
+def _rank(response: Mapping[str, Any]) -> float:
+    """Return the advantage of a response, else its reward; 0 without a verdict."""
+    for name in ("advantage", "reward"):
+        if response[name] is not None:
+            return float(response[name])
+    return 0.0
 
 
 def _rest(facts: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> str:

@@ -1,10 +1,13 @@
 """Formats tables, numbers, counts and values of options for the commands."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text, TextType
 
@@ -13,6 +16,7 @@ from dapo.core.terminal import printable
 if TYPE_CHECKING:
     from dapo.runs.console import SafeConsole
 
+_ANY_WIDTH = 1000
 TITLE: Mapping[str, Any] = {"title_style": "bold", "title_justify": "left"}
 
 
@@ -59,6 +63,43 @@ def titled_table(title: TextType, *columns: str | Column, **options: Any) -> Tab
 def ruled_table(first: Column, *numbers: str, **options: Any) -> Table:
     """Return a table with one rule below its head, of names and numbers."""
     return Table(first, *right(*numbers, no_wrap=True), box=SIMPLE_HEAD, pad_edge=False, **options)
+
+
+def print_ruled(console: "SafeConsole", table: Table) -> None:
+    """Print a `ruled_table`; on a narrow terminal in parts with some of the columns each.
+
+    A number that is cut is another number.
+    """
+    left = list(range(1, len(table.columns)))
+    while left:
+        count = len(left)
+        part = _columns_of(table, left)
+        while count > 1 and not _fits(console, part):
+            count -= 1
+            part = _columns_of(table, left[:count])
+        if left[0] > 1:
+            part.title = None
+        console.print(part)
+        left = left[count:]
+
+
+def _columns_of(table: Table, indices: Sequence[int]) -> Table:
+    """Return a table of the first column of another one and of those at `indices`."""
+    part = copy(table)
+    chosen = [table.columns[index] for index in (0, *indices)]
+    part.columns = [replace(column, _index=i) for i, column in enumerate(chosen)]
+    return part
+
+
+def _fits(console: "SafeConsole", table: Table) -> bool:
+    """Return True if a table fits on the terminal, where words of the first column may wrap."""
+    wide = console.options.update_width(_ANY_WIDTH)
+    first = table.columns[0]
+    names = [Measurement.get(console, wide, text) for text in (first.header, *first.cells)]
+    widest = max(name.maximum for name in names)
+    least = max(first.min_width or 0, *(name.minimum for name in names))
+    spare = max(0, widest - least)
+    return Measurement.get(console, wide, table).maximum - spare <= console.width
 
 
 def number(value: float | None, style: str, missing: str = "") -> str:

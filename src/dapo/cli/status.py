@@ -216,15 +216,23 @@ def _result(status: RunStatus) -> str:
 
 
 def _whole_set(status: RunStatus) -> str | None:
-    """Return the name of the evaluation of all problems; the others are of its sources."""
+    """Return the name of the newest evaluation of all problems; the others are of its sources."""
     evaluated = [
-        name
-        for name, evaluation in status.evaluations.items()
-        if evaluation.get("accuracy") is not None
+        name for name, evaluation in _newest(status).items() if evaluation["accuracy"] is not None
     ]
     # only the whole set has an interval, and it is logged first
     whole = [name for name in evaluated if status.evaluations[name].get("low") is not None]
     return next(iter([*whole, *evaluated]), None)
+
+
+def _newest(status: RunStatus) -> dict[str, dict[str, float | None]]:
+    """Return what the newest evaluation has judged; a fork may have evaluated other data before."""
+    newest = max((evaluation["step"] or 0 for evaluation in status.evaluations.values()), default=0)
+    return {
+        name: evaluation
+        for name, evaluation in status.evaluations.items()
+        if evaluation["step"] == newest and "accuracy" in evaluation
+    }
 
 
 def _print_run(console: SafeConsole, status: RunStatus) -> None:
@@ -268,8 +276,8 @@ def _evaluation(status: RunStatus) -> str:
     text = f"{', '.join(accuracies_in(metrics))}, at step {whole['step']:.0f}"
     sources = {
         source: evaluation["accuracy"]
-        for source, evaluation in status.evaluations.items()
-        if source != name and evaluation.get("accuracy") is not None
+        for source, evaluation in _newest(status).items()
+        if source != name and evaluation["accuracy"] is not None
     }
     if not sources:
         return text

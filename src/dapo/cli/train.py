@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from dapo.config import Config
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, DataError
 from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
+from dapo.evaluation.pairing import require_pairable
 from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import ENDED, RunDirectory, default_run_path, require_new_run
@@ -140,7 +141,19 @@ def report(config: Config, directory: RunDirectory, *, is_last: bool = True) -> 
         after=evaluations[-1] if evaluations else None,
         samples=compared_responses(evaluations, SHOWN_SAMPLES),
         files=_next_commands(config, directory) if is_last else {},
+        difference=_difference_of(evaluations),
     )
+
+
+def _difference_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
+    """Return how two evaluations differ in more than the model, as in a fork with other data."""
+    if len(evaluations) < 2:
+        return ""
+    try:
+        require_pairable(*evaluations)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _next_commands(config: Config, directory: RunDirectory) -> dict[str, str]:

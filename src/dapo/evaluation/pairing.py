@@ -50,7 +50,8 @@ def who_is_better(difference: Mapping[str, Any], *, first: str = "a", second: st
     low = difference["low"]
     high = difference["high"]
     if low is None:
-        return "undecided" if difference["difference"] else "no difference"
+        # without a pair the difference is None
+        return "no difference" if difference["difference"] == 0 else "undecided"
     if low > 0:
         return f"{second} is better"
     if high < 0:
@@ -219,8 +220,15 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
     if count == 1:
         return Paired(mean, None, None, 1, 0.0, 0.0)
     low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
+    if proportions and low is not None and high is not None:
+        # few problems have a wide interval, and no accuracies differ by more
+        low = max(-1.0, low)
+        high = min(1.0, high)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
     paired_variance = float(differences.var(ddof=1)) / count
+    if difference_interval(differences.tolist(), proportions=False) is None:
+        # they differ by rounding alone: 0.7 - 0.6 is not 0.3 - 0.2
+        paired_variance = 0.0
     return Paired(mean, low, high, count, unpaired, paired_variance)
 
 
@@ -241,8 +249,11 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     low = None
     high = None
     if paired_variance > 0:
-        # each step has lost a degree of freedom to its mean
-        low, high = student_interval(mean, paired_variance, pairs - count)
+        # Satterthwaite's degrees of freedom: a step of few pairs knows its variance badly
+        parts = fsum(
+            (step.paired_variance / count**2) ** 2 / (step.pairs - 1) for step in paired_steps
+        )
+        low, high = student_interval(mean, paired_variance, paired_variance**2 / parts)
     return Paired(mean, low, high, pairs, unpaired, paired_variance)
 
 

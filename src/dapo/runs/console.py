@@ -28,7 +28,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.errors import DapoError
-from dapo.core.terminal import UNSAFE, print_text, printable
+from dapo.core.terminal import print_text, printable
 from dapo.core.text import excerpt, with_interval
 from dapo.runs.metric_table import PHASES, is_mean_score, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
@@ -37,6 +37,8 @@ from dapo.runs.time_left import TimeLeft, training_seconds
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
+_ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"  # with which rich ends a text that it cuts
+_CUT = "~"  # as wide, where the terminal's encoding has no ellipsis
 _UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
@@ -104,11 +106,16 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """Escape every segment of text; rich's own control codes are not text."""
+        has_ellipsis = printable(_ELLIPSIS, self.encoding) == _ELLIPSIS
         for segment in super().render(renderable, options):
-            if segment.control or UNSAFE.search(segment.text) is None:
+            if segment.control:
                 yield segment
-            else:
-                yield Segment(printable(segment.text, self.encoding), segment.style)
+                continue
+            text = segment.text
+            if not has_ellipsis:
+                text = text.replace(_ELLIPSIS, _CUT)
+            text = printable(text, self.encoding)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
@@ -382,13 +389,16 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw block characters from 0 to the maximum; averages over bins if there are too many."""
+    """Draw block characters from 0, or a negative minimum, to the maximum; averages over bins if
+    there are too many values.
+    """
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
-    top = max([*means, 1e-9])  # all values may be 0
-    heights = [int(8 * mean / top) for mean in means]
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, height))] for height in heights)
+    bottom = min([*means, 0.0])
+    span = max(max(means) - bottom, 1e-9)  # all values may be equal
+    heights = [int(8 * (mean - bottom) / span) for mean in means]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, height)] for height in heights)
 
 
 def duration(seconds: float) -> str:
@@ -418,6 +428,7 @@ def final_report(
     after: Mapping[str, Any] | None,
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
+    difference: str = "",
 ) -> None:
     """Print the report at the end of a run: accuracies, responses to the same problems, commands.
 
@@ -428,9 +439,12 @@ def final_report(
         samples: problems with question, answer, before, before_correct, after and after_correct;
             long texts are cut.
         files: paths or next commands by their labels, in the order to print.
+        difference: how the two evaluations differ in more than the model; empty if they do not.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
+        if difference:
+            console.print(f"the two evaluations are not comparable: {difference}")
     for number, sample in enumerate(samples, start=1):
         title = f"\nProblem {number} of {len(samples)}, before and after training"
         console.print(Text(title, style="bold"))

@@ -13,6 +13,7 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
+from dapo.core.text import plural
 from dapo.libs.sample_intervals import student_quantile
 from dapo.runs.curves import frame, new_figure, plain_text, save_figure
 from dapo.runs.metric_table import metric_of
@@ -98,7 +99,7 @@ def results_figure(results: Results, condition: str) -> "Figure":
         _panel(axes, panel, rows, is_binary=is_binary)
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
-    _legend(figure, grid[0], share, seeds=experiment["seeds"])
+    _legend(figure, grid[0], share, counts=[len(curves) for curves in rows.values() if curves])
     return figure
 
 
@@ -159,8 +160,9 @@ def differences_figure(results: Results) -> "Figure | None":
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
     unit = "points" if is_binary else "difference"
-    seeds = _count_of_seeds(experiment["seeds"])
-    note = f"with 95 % intervals over seeds and problems; {seeds}; filled: without 0"
+    counts = [difference["seeds"] for _, difference, _ in lines if difference is not None]
+    sample = "seeds and problems" if max(counts) > 1 else "problems"
+    note = f"with 95 % intervals over {sample}; {_count_of_seeds(counts)}; filled: without 0"
     axes.set_xlabel(f"{unit}, {note}", color=INK, fontsize=9)
     return figure
 
@@ -197,8 +199,10 @@ def _difference(
     axes.plot([mean], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
 
 
-def _count_of_seeds(seeds: Sequence[int]) -> str:
-    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+def _count_of_seeds(counts: Sequence[int]) -> str:
+    """Return the number of seeds of a row: `3 seeds`, or `1 to 3 seeds`."""
+    most = plural(max(counts), "seed")
+    return most if min(counts) == max(counts) else f"{min(counts)} to {most}"
 
 
 def _panel(
@@ -295,7 +299,7 @@ def _range(metric: str, *, is_binary: bool = True) -> tuple[float, float]:
     return floor, ceiling
 
 
-def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: Sequence[int]) -> None:
+def _legend(figure: "Figure", axes: "Axes", height: float, *, counts: Sequence[int]) -> None:
     """Draw the names of the rows below the panels, and a note on the seeds."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
@@ -307,7 +311,7 @@ def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: Sequence[in
         frameon=False,
         fontsize=9,
     )
-    note = f"mean of {_count_of_seeds(seeds)}"
-    if len(seeds) > 1:
+    note = f"mean of {_count_of_seeds(counts)}"
+    if max(counts) > 1:
         note += "; band: 95 % interval over seeds"
     figure.text(0.99, 0.005, note, color=INK, fontsize=8, ha="right", va="bottom")

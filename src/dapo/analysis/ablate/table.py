@@ -123,10 +123,12 @@ def _missing_runs(results: Results, condition: str) -> Iterator[str]:
     """Yield a note per variant and reason for runs that are not in the table."""
     seeds_by_reason: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
-        if run["condition"] != condition or run["state"] in ENDED:
+        if run["condition"] != condition or run["accuracies"] is not None:
             continue
         reason = run["state"]
-        if run["reason"]:
+        if reason in ENDED:
+            reason += ", without a readable evaluation after its last step"
+        elif run["reason"]:
             # the other lines of an error are advice, and are in the run's log
             reason = f"{reason}: {run['reason'].splitlines()[0]}"
         seeds_by_reason.setdefault((run["variant"], reason), []).append(str(run["seed"]))

@@ -64,6 +64,8 @@ class MetricHistory:
     best_evaluation: EvaluationPoint | None = None
     last_evaluation: EvaluationPoint | None = None
     evaluations: int = 0
+    evaluated: str | None = None
+    """`eval/` and the name of the newest evaluation's data; the points before are of the same."""
     audit: MeanTest = field(default_factory=lambda: MeanTest(AUDIT_GAP))
     """Whether the gap to the audit's verifier is above AUDIT_GAP."""
 
@@ -138,12 +140,10 @@ class MetricHistory:
         now = self.mean(self.performance)
         first = self.first_mean(self.performance)
         gains = [] if now is None or first is None else [now - first]
-        if (
-            self.first_evaluation is not None
-            and self.last_evaluation is not None
-            and self.evaluations > 1
-        ):
-            gains.append(self.last_evaluation.accuracy - self.first_evaluation.accuracy)
+        first_point = self.first_evaluation
+        last_point = self.last_evaluation
+        if first_point is not None and last_point is not None and first_point is not last_point:
+            gains.append(last_point.accuracy - first_point.accuracy)
         return max((gain for gain in gains if not math.isnan(gain)), default=None)
 
     def _add_audit(self, values: Mapping[str, float]) -> None:
@@ -166,6 +166,11 @@ class MetricHistory:
         is_score = is_mean_score(values, name.removeprefix("eval/"))
         point = EvaluationPoint(step, accuracy, low, high, truncated, is_score)
         self.evaluations += 1
+        if name != self.evaluated:
+            # a fork or a resume has changed data.eval: accuracies on other data tell no gain
+            self.evaluated = name
+            self.first_evaluation = None
+            self.best_evaluation = None
         self.first_evaluation = self.first_evaluation or point
         self.last_evaluation = point
         if self.best_evaluation is None or point.accuracy > self.best_evaluation.accuracy:

@@ -99,7 +99,7 @@ const drawChange = async (run, metrics) => {
 const changeLink = (change, binary) => View.h("a", { class: "change", href: View.link("evaluation"), title: `Mean difference on the same ${View.count(change.problems)} problems, with its 95 % interval: better on ${change.better}, worse on ${change.worse}` },
   "paired ", View.h("b", { class: View.changeClass(change) }, View.points(change.difference, binary)), change.low === null ? "" : ` (${View.points(change.low, binary, "")} to ${View.points(change.high, binary, "")})`);
 
-// The evaluations in the metrics: where they are, and the column of accuracies.
+// The evaluations of the newest data in the metrics: where they are, and the column of accuracies.
 const evaluated = (metrics) => {
   const name = View.evaluationNames(metrics)[0], accuracy = metrics.columns[`eval/${name}/accuracy`] || [];
   return { name, accuracy, binary: !View.isMeanScore(metrics, name), at: metrics.steps.map((_, i) => i).filter((i) => accuracy[i] != null) };

@@ -4,7 +4,9 @@
 View.evaluationNames = (metrics) => {
   const all = Object.keys(metrics.columns).filter((n) => n.startsWith("eval/") && n.endsWith("/accuracy")).map((n) => n.slice(5, -9));
   const whole = all.filter((n) => metrics.columns[`eval/${n}/avg@1`] || Object.keys(metrics.columns).some((m) => m.startsWith(`eval/${n}/avg@`)));
-  return whole.length ? whole : all;
+  // a fork may have evaluated other data before: the newest evaluation is the first
+  const newest = (n) => metrics.columns[`eval/${n}/accuracy`].findLastIndex((v) => v !== null);
+  return (whole.length ? whole : all).sort((a, b) => newest(b) - newest(a));
 };
 
 // Whether an evaluation's accuracy is a mean score; older runs show it by values outside of 0 to 1 alone.

@@ -1,12 +1,12 @@
 "use strict";
 // The problems that the run visited: how often, how well they were answered over time, and which were never solved.
 
-const KINDS = [["all", "all"], ["never", "never solved"], ["sometimes", "sometimes"], ["always", "always solved"], ["undecided", "scores only"]];
+const KINDS = [["all", "all"], ["never", "never solved"], ["sometimes", "sometimes"], ["always", "always solved"], ["undecided", "neither right nor wrong"]];
 
 const visitCells = (row) => View.h("span", { class: "cells" }, row.seen.map((visit) => {
   const rate = visit.decided ? visit.correct / visit.decided : null;
   const cell = View.h("a", { class: rate === null ? "cell none" : rate === 0 ? "cell zero" : "cell", href: View.link("group", { step: visit.step, group: visit.group_id }),
-    title: `step ${visit.step}: ${rate === null ? `mean score ${View.number(visit.score, 2)}` : `${visit.correct} of ${visit.decided} correct`}, ${View.words.outcome(visit.outcome)}` },
+    title: `step ${visit.step}: ${visit.score === null ? "no verdict" : rate === null ? `mean score ${View.number(visit.score, 2)}` : `${visit.correct} of ${visit.decided} correct`}, ${View.words.outcome(visit.outcome)}` },
     View.h("span", { class: "visually-hidden" }, `step ${visit.step}`));
   if (rate !== null) cell.style.setProperty("--rate", rate);
   return cell;
@@ -23,7 +23,7 @@ const PROBLEM_COLUMNS = [
   { name: "over time, one cell per visit", cell: visitCells },
 ];
 
-const countCards = (counts, all, isRead) => [[isRead ? "problems seen" : "problems seen so far", all], ["never solved", counts.never], ["sometimes", counts.sometimes], ["always solved", counts.always], ...(counts.undecided ? [["scores only", counts.undecided]] : [])]
+const countCards = (counts, all, isRead) => [[isRead ? "problems seen" : "problems seen so far", all], ["never solved", counts.never], ["sometimes", counts.sometimes], ["always solved", counts.always], ...(counts.undecided ? [["neither right nor wrong", counts.undecided]] : [])]
   .map(([name, value]) => View.h("div", { class: "card" }, View.h("div", { class: "number" }, View.count(value || 0)), View.h("div", { class: "soft" }, name)));
 
 View.pages.problems = {
@@ -43,7 +43,7 @@ View.pages.problems = {
       // an index that is being filled has no zero and no reason for one
       chart.hidden = !isRead && !byStep.length;
       cards.replaceChildren(...(isRead || all ? countCards(found.counts, all, isRead) : []));
-      chart.update({ traces, empty: byStep.length || !isRead ? null : found.note || (all ? "No group has decided responses: the verifier gives scores only." : "No problem has been judged yet.") });
+      chart.update({ traces, empty: byStep.length || !isRead ? null : found.note || (all ? "No response is right or wrong: there are only scores, or no verdicts." : "No problem has been judged yet.") });
       const nothing = () => (isRead ? View.empty(found.index.steps ? `No problem is in this class: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet.") : View.reading("the responses"));
       table.replaceChildren(...[found.rows.length || isRead ? View.indexNote(found) : null,
         found.rows.length ? View.table(PROBLEM_COLUMNS, found.rows, (row) => { location.hash = View.link("rollouts", { problem: row.problem_id }); }) : nothing(),

@@ -216,7 +216,7 @@ const colourNote = (group, colouring) => {
 const drawGroup = (main, state, group) => {
   const colouring = state.colour || "probability";
   const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
-  const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);
+  const decided = group.responses.some((r) => r.correct !== null);
   const order = state.by === "advantage" ? [...group.responses].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)) : group.responses;
   const neighbour = (id, text) => View.h("button", { type: "button", id: text.replace(" ", "-"), disabled: id === null, onclick: () => View.go({ group: id }) }, text);
   const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
@@ -224,7 +224,7 @@ const drawGroup = (main, state, group) => {
   main.replaceChildren(
     View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
       View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
-    View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(group.reward_mean)}, std ${View.number(group.reward_std)}`],
+    View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${group.eq11.correct} of ${group.eq11.valid}` : group.eq11.valid ? "not decided: scores only" : "no verdict"], ["reward", `mean ${View.number(group.reward_mean)}, std ${View.number(group.reward_std)}`],
       group.answer ? ["reference", View.h("code", {}, group.answer)] : null, ["source", group.source], group.environment_seed ? ["seed of the episodes", View.h("code", { title: "All episodes of a group begin with this seed: reset(problem, seed) gets it, and an agent's random and numpy" }, group.environment_seed)] : null, ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
       .filter(Boolean).map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
     View.note([`${View.words.outcome(group.outcome)}: ${group.eq11.why}.`, ...group.notes.map((note) => `Note: ${note}.`)].join(" ")),

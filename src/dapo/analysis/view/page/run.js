@@ -8,7 +8,7 @@ const findingCard = (f) => View.h("section", { class: "card finding" },
   f.change.length ? View.h("p", {}, "try ", f.change.map((change, i) => [i ? " or " : "", View.h("code", {}, change)])) : null,
   f.advice ? View.h("p", {}, f.advice) : null,
   View.h("p", { class: "note" }, `steps ${f.steps[0]} to ${f.steps[1]}: `, Object.entries(f.evidence).map(([name, value], i) => [i ? ", " : "", View.metricOf(name) && !View.report ? View.h("a", { href: View.link("metrics", { find: name }) }, name) : name, ` ${Number(value.toPrecision(4))}`])),
-  f.problems.length ? View.h("p", { class: "note" }, `${View.count(f.responses)} responses show it, most often those to `, f.problems.map((p, i) => [i ? ", " : "", View.h("a", { href: View.link("rollouts", { problem: p.id, first_step: f.steps[0], last_step: f.steps[1] }) }, p.id), ` (${p.responses})`])) : null,
+  f.problems.length ? View.h("p", { class: "note" }, `${f.has_unread ? "at least " : ""}${View.count(f.responses)} responses show it, most often those to `, f.problems.map((p, i) => [i ? ", " : "", View.h("a", { href: View.link("rollouts", { problem: p.id, first_step: f.steps[0], last_step: f.steps[1] }) }, p.id), ` (${p.responses})`])) : null,
   f.error ? View.h("p", { class: "note" }, "error ", View.h("code", {}, f.error)) : null,
   f.example ? View.h("p", { class: "note" }, "example ", View.h("code", {}, f.example)) : null);
 
