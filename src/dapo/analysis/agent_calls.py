@@ -32,9 +32,13 @@ def conversations_of(row: Row) -> list[dict[str, Any]]:
 
 
 def _call(record: Mapping[str, Any], tokens: Mapping[str, Any]) -> dict[str, Any]:
-    messages = [{"role": str(m.get("role")), "text": _text(m)} for m in record["messages"]]
-    if record["prompt"] is not None:
-        messages = [{"role": "text", "text": record["prompt"]}]
+    """Return a call as it is shown, from its stored record and its tokens."""
+    messages = [{"role": "text", "text": record["prompt"]}]
+    if record["prompt"] is None:
+        messages = [
+            {"role": str(message.get("role")), "text": _text(message)}
+            for message in record["messages"]
+        ]
     parent = record["parent"]
     masked = None
     if not record["trains"]:
@@ -69,13 +73,15 @@ def _tokens_by_call(row: Row, episode: Episode) -> Iterator[tuple[int, dict[str,
         part = next(parts)
         ids = part["token_ids"]
         logprobs = part["logprobs"]
-        end = 0
+        end = 0  # of the tokens of the call before
         for record in records:
-            start = end
+            num_new_tokens = record["new_tokens"]
             if record is records[0]:
-                context = (part["prompt_ids"] or [])[-record["new_tokens"] :]
+                prompt_ids = part["prompt_ids"] or []
+                context = prompt_ids[-num_new_tokens:]
+                start = 0
             else:
-                start = end + record["new_tokens"]
+                start = end + num_new_tokens
                 context = ids[end:start]
             end = start + record["tokens"]
             tokens = {
@@ -96,7 +102,9 @@ def _parts_of(episode: Episode) -> Iterator[Sequence[Mapping[str, Any]]]:
         length = len(records)
         while length and not records[length - 1]["trains"]:
             length -= 1
-        yield from (part for part in (records[:length], records[length:]) if part)
+        for part in (records[:length], records[length:]):
+            if part:
+                yield part
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,15 +118,21 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(message: Mapping[str, Any]) -> str:
     """Return the text of a message, with its tool calls."""
-    return "\n".join(part for part in (message.get("content"), *_tool_calls(message)) if part)
+    parts = [message.get("content"), *_tool_calls(message)]
+    return "\n".join(part for part in parts if part)
 
 
 def _tool_calls(message: Mapping[str, Any]) -> list[str]:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return [f"{call['name']}({_arguments(call['arguments'])})" for call in calls]
+    """Return the tool calls of a message as `name(argument=value)`."""
+    texts = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        texts.append(f"{function['name']}({_arguments(function['arguments'])})")
+    return texts
 
 
 def _arguments(arguments: Any) -> str:
+    """Return the arguments of a tool call, which a model may have written as any value."""
     if not isinstance(arguments, Mapping):
         return str(arguments)
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())

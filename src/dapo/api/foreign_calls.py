@@ -124,10 +124,11 @@ class Answer:
             return self.notes[0]
         heads = []
         if self.extra:
-            heads.append(f"{' and '.join(self.extra)} by position, where a name is expected")
+            arguments = " and ".join(self.extra)
+            heads.append(f"{arguments} by position, where a name is expected")
         if self.num_foreign:
-            whose = " and ".join(sorted(self.systems)) or "another library"
-            heads.append(f"names of {whose}")
+            libraries = " and ".join(sorted(self.systems)) or "another library"
+            heads.append(f"names of {libraries}")
         lines = [f"{', and '.join(heads)}; the same call here:", "", *self._call()]
         if self.notes or self.unknown:
             lines.append("")
@@ -140,7 +141,8 @@ class Answer:
         keywords = {name: self.ours[name] for name in names if "." not in name}
         dotted = {name: text for name, text in self.ours.items() if "." in name}
         arguments = []
-        first = keywords.pop(_FIRST.get(self.function.name, ""), None)
+        first_name = _FIRST.get(self.function.name, "")
+        first = keywords.pop(first_name, None)
         if first is not None:
             arguments.append(first)
         arguments += [f"{name}={text}" for name, text in keywords.items()]
@@ -202,12 +204,12 @@ def foreign_answer(
     unknown = theirs
     if function.takes_options:
         unknown = _add_options(answer, theirs, keywords, texts)
-    is_own = not answer.num_foreign and not extra
-    if is_own and (function.kind == "train" or not unknown):
+    has_only_own_names = not answer.num_foreign and not extra
+    if has_only_own_names and (function.kind == "train" or not unknown):
         # the configuration answers misspelt options, together with wrong values
         return None
     answer.unknown = [_nearest(function, name, value) for name, value in unknown.items()]
-    if is_own:
+    if has_only_own_names:
         return "\n".join(answer.unknown)
     _weigh_rewards(answer, keywords)
     return answer.text()
@@ -247,8 +249,10 @@ def is_option(keyword: str) -> bool:
 
 def _is_foreign(name: str) -> bool:
     """Return True if a dotted name is an option of another library, and none here."""
-    names = {option for option, _ in options_of()}
-    return "." in name and name not in names and any(t.rows_of(name) for t in OTHERS.values())
+    own_names = {option for option, _ in options_of()}
+    if "." not in name or name in own_names:
+        return False
+    return any(table.rows_of(name) for table in OTHERS.values())
 
 
 def _expanded(keywords: Mapping[str, Any], site: CallSite) -> tuple[dict[str, Any], dict[str, str]]:
@@ -264,11 +268,15 @@ def _expanded(keywords: Mapping[str, Any], site: CallSite) -> tuple[dict[str, An
             expanded[name] = value
             continue
         node = site.nodes.get(name)
-        inner = {key.arg: key.value for key in getattr(node, "keywords", ()) if key.arg}
-        for key, item in settings.items():
-            expanded[key] = item
-            if key in inner:
-                texts[key] = literal_text(item) or ast.unparse(inner[key])
+        sources = {
+            keyword.arg: keyword.value
+            for keyword in getattr(node, "keywords", ())
+            if keyword.arg is not None
+        }
+        for option, item in settings.items():
+            expanded[option] = item
+            if option in sources:
+                texts[option] = literal_text(item) or ast.unparse(sources[option])
     return expanded, texts
 
 
@@ -289,7 +297,7 @@ def _settings_in(name: str, value: Any) -> dict[str, Any] | None:
         return None
     if not dataclasses.is_dataclass(value):
         return dict(vars(value)) if hasattr(value, "__dict__") else None
-    settings = {}
+    settings = {}  # without those that have their defaults
     for option in dataclasses.fields(value):
         item = getattr(value, option.name)
         default = option.default
@@ -306,19 +314,16 @@ def _add_named(answer: Answer, name: str, row: Name, text: str) -> None:
     if not row.here:
         answer.notes.append(f"{name}={shown} has no keyword here: {row.remark}")
         return
-    here = row.here
-    if here == "on_step":
-        events = [
-            parameter for parameter in answer.function.parameters if parameter.startswith("on_")
-        ]
-        if events:
-            answer.notes.append(
-                f"{name}={shown} is {' or '.join(f'{event}=FUNCTION' for event in events)} here:"
-                f" {row.remark}"
-            )
-            return
-    answer.ours.setdefault(here, text)
-    answer.single = f"{name}={shown} is {here}={shown} here"
+    events = [
+        f"{parameter}=FUNCTION"
+        for parameter in answer.function.parameters
+        if parameter.startswith("on_")
+    ]
+    if row.here == "on_step" and events:
+        answer.notes.append(f"{name}={shown} is {' or '.join(events)} here: {row.remark}")
+        return
+    answer.ours.setdefault(row.here, text)
+    answer.single = f"{name}={shown} is {row.here}={shown} here"
 
 
 def _add_options(
@@ -333,13 +338,11 @@ def _add_options(
     full_names: dict[str, str] = {}
     main = peer_that_knows(theirs)
     for name, value in theirs.items():
+        text = texts.get(name) or answer.site.text_of(value, name)
         option = _OPTIONS_BY_UNDERSCORES.get(name.replace("__", "_"))
         if option is not None:
             answer.num_foreign += 1
-            text = texts.get(name) or answer.site.text_of(value, name)
-            keyword = keyword_of(option) or option
-            answer.ours.setdefault(keyword, text)
-            answer.single = f"{name}={text} is {keyword}={text} here"
+            _add_option(answer, name, option, text)
             continue
         system, rows = rows_named(name, main)
         if name.rpartition(".")[2] in EPOCHS:
@@ -355,23 +358,28 @@ def _add_options(
             continue
         answer.num_foreign += 1
         answer.systems.add(TITLES[system])
-        text = texts.get(name) or answer.site.text_of(value, name)
+        row = rows[0]
         is_plain = literal_text(value) is not None
-        if not is_plain and rows[0].keeps_value:
-            keyword = keyword_of(rows[0].ours[0]) or rows[0].ours[0]
-            answer.ours.setdefault(keyword, text)
-            answer.single = f"{name}={text} is {keyword}={text} here"
+        if not is_plain and row.keeps_value:
+            _add_option(answer, name, row.ours[0], text)
             continue
-        by_system.setdefault(system, {})[rows[0].name if "*" not in rows[0].name else name] = (
-            value if is_plain else Unknown(text)
-        )
-        full_names[rows[0].name] = name
+        is_pattern = "*" in row.name
+        options = by_system.setdefault(system, {})
+        options[name if is_pattern else row.name] = value if is_plain else Unknown(text)
+        full_names[row.name] = name
     for system, options in by_system.items():
         _add_system(answer, system, options, full_names, keywords, texts)
     for name, value in theirs.items():
         if name.rpartition(".")[2] in EPOCHS:
             _add_epochs(answer, name, value, keywords)
     return unknown
+
+
+def _add_option(answer: Answer, name: str, option: str, text: str) -> None:
+    """Add an option that is written in another way: `name=text` is `option=text` here."""
+    keyword = keyword_of(option) or option
+    answer.ours.setdefault(keyword, text)
+    answer.single = f"{name}={text} is {keyword}={text} here"
 
 
 def _add_system(
@@ -382,19 +390,29 @@ def _add_system(
     keywords: Mapping[str, Any],
     texts: Mapping[str, str],
 ) -> None:
-    """Add the options of one trainer, by its table."""
+    """Add the options of one trainer, by its table.
+
+    Args:
+        answer: what they are added to.
+        system: the trainer.
+        options: their values by the names of its table.
+        full_names: the name in the call of each of those names.
+        keywords: the arguments of the call.
+        texts: the sources of those within another argument.
+    """
     translation = OTHERS[system].translate(options)
-    begins = len(answer.notes)
+    num_notes = len(answer.notes)
     pairs = []
-    used: set[str] = set()
+    used_names: set[str] = set()
     rows = [row for name in options for row in OTHERS[system].rows_of(name)]
-    meant = {option.partition("=")[0] for row in rows for option in row.ours}
+    # the translation has the trainer's defaults too
+    counterparts = {option.partition("=")[0] for row in rows for option in row.ours}
     if len(options) > 1 and _SIZES & options.keys():
         # without it a step has the paper's 512 prompts, where TRL has a few
-        meant.add("rollout.prompts_per_step")
+        counterparts.add("rollout.prompts_per_step")
     for option, (value, origin) in translation.ours.items():
         is_fraction = isinstance(value, float) and option == "rollout.prompts_per_step"
-        if option not in meant or is_fraction:
+        if option not in counterparts or is_fraction:
             continue
         keyword = keyword_of(option) or option
         typed = full_names.get(origin, origin)
@@ -402,19 +420,26 @@ def _add_system(
         if typed in keywords and keywords[typed] == value:
             text = texts.get(typed) or answer.site.text_of(value, typed)
         answer.ours.setdefault(keyword, text)
-        used.update(origin.split(", "))
+        used_names.update(origin.split(", "))
         if origin:
             pairs.append(assigned(option, text))
     reasons = {**translation.unknown, **translation.left_out}
     for reason, all_assignments in reasons.items():
         # an option without a counterpart may be a part of the size of a batch
-        assignments = [each for each in all_assignments if each.partition("=")[0] not in used]
+        assignments = [
+            assignment
+            for assignment in all_assignments
+            if assignment.partition("=")[0] not in used_names
+        ]
         if not assignments:
             continue
-        sentence = in_python(reason if reason[1:2].isupper() else reason[:1].lower() + reason[1:])
-        answer.notes.append(f"no keyword here for {', '.join(assignments)}: {sentence}")
+        begins_with_acronym = reason[1:2].isupper()
+        if not begins_with_acronym:
+            reason = reason[:1].lower() + reason[1:]
+        answer.notes.append(f"no keyword here for {', '.join(assignments)}: {in_python(reason)}")
     answer.notes += [in_python(sentence) for sentence in translation.missing]
-    if len(answer.notes) == begins and pairs:
+    has_new_notes = len(answer.notes) > num_notes
+    if pairs and not has_new_notes:
         name = next(iter(options))
         typed = full_names.get(name, name)
         text = texts.get(typed) or answer.site.text_of(keywords[typed], typed)
@@ -439,22 +464,23 @@ _SIZES = frozenset(
 
 def _add_epochs(answer: Answer, name: str, value: Any, keywords: Mapping[str, Any]) -> None:
     """Add the steps of some epochs over the rows, where their number is known."""
-    rows = next((item for key, item in keywords.items() if key in ("data", *_TRAINING_ROWS)), None)
-    prompts = answer.ours.get("prompts_per_step", "")
+    data = [item for key, item in keywords.items() if key in ("data", *_TRAINING_ROWS)]
+    rows = data[0] if data else None
     num_rows = None
     if isinstance(rows, Sized) and not isinstance(rows, str | Mapping):
         num_rows = len(rows)
-    if num_rows is not None and prompts.isdigit() and isinstance(value, int | float):
-        steps = math.ceil(num_rows * value / int(prompts))
-        answer.ours.setdefault("steps", str(steps))
-        answer.notes.append(
-            f"{name}={value} is steps={steps} here: {num_rows} rows x {value} /"
-            f" prompts_per_step={prompts}"
-        )
-    else:
+    prompts = answer.ours.get("prompts_per_step", "")
+    if num_rows is None or not prompts.isdigit() or not isinstance(value, int | float):
         answer.notes.append(
             f"{name}={value} is steps=N here, with N = rows x {value} / prompts_per_step"
         )
+        return
+    steps = math.ceil(num_rows * value / int(prompts))
+    answer.ours.setdefault("steps", str(steps))
+    answer.notes.append(
+        f"{name}={value} is steps={steps} here: {num_rows} rows x {value} /"
+        f" prompts_per_step={prompts}"
+    )
 
 
 _OPTIONS_BY_UNDERSCORES = {
@@ -469,16 +495,18 @@ def _weigh_rewards(answer: Answer, keywords: Mapping[str, Any]) -> None:
     weights = keywords.get("reward_weights")
     if weights is None:
         return
-    named = ["reward", *(name for name, row in NAMES["train"].items() if row.here == "reward")]
-    argument = next((name for name in named if name in keywords), None)
-    functions = keywords.get(argument) if argument else None
+    names_of_reward = ["reward"]
+    names_of_reward += [name for name, row in NAMES["train"].items() if row.here == "reward"]
+    arguments = [name for name in names_of_reward if name in keywords]
+    functions = keywords[arguments[0]] if arguments else None
     names = [UNKNOWN] * len(weights)
     if isinstance(functions, list | tuple) and len(functions) == len(weights):
         names = [answer.site.text_of(function) for function in functions]
-    pairs = ", ".join(f"{name}: {weight}" for name, weight in zip(names, weights, strict=True))
+    pairs = [f"{name}: {weight}" for name, weight in zip(names, weights, strict=True)]
+    mapping = f"{{{', '.join(pairs)}}}"
     shown = literal_text(list(weights)) or UNKNOWN
-    answer.ours["reward"] = f"{{{pairs}}}"
-    answer.single = f"reward_weights={shown} is reward={{{pairs}}} here"
+    answer.ours["reward"] = mapping
+    answer.single = f"reward_weights={shown} is reward={mapping} here"
 
 
 def foreign_attribute(name: str, own: Sequence[str], frame: FrameType | None) -> str:
@@ -524,7 +552,7 @@ def _value_of(text: str, site: CallSite) -> Any:
         return [_value_of(ast.unparse(item), site) for item in node.elts]
     keywords = {}
     if isinstance(node, ast.Call):
-        keywords = {
-            key.arg: _value_of(ast.unparse(key.value), site) for key in node.keywords if key.arg
-        }
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                keywords[keyword.arg] = _value_of(ast.unparse(keyword.value), site)
     return _Written(**keywords)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from typing import Any, TypeVar
@@ -65,7 +66,8 @@ class NotebookDisplay:
         self._sample = ""
         self._state = ""
         self._name = "start"
-        self._began = self._phase_began = time.monotonic()
+        self._began = time.monotonic()
+        self._phase_began = self._began
         self._shown = 0.0
         show = show or notebook_display()
         html = self._heading(self._phase_text("start", 0, 0))
@@ -95,14 +97,15 @@ class NotebookDisplay:
             verdict = f"score {row['score']:.4g}"
         else:
             verdict = verdict_word(row["correct"], row["error"])
-        texts = {name: _short(row[name]) for name in ("question", "answer", "response")}
+        question = _short(row["question"])
+        answer = _short(row["answer"])
+        response = _short(row["response"]) or "(nothing)"
         self._sample = (
             "<div style='border-left:3px solid #94a3b8;padding-left:.6em;margin:.6em 0'>"
             f"<small style='opacity:.7'>a response of step {row['step']} to</small>"
-            f" {texts['question']} <small style='opacity:.7'>reference</small> {texts['answer']}"
+            f" {question} <small style='opacity:.7'>reference</small> {answer}"
             "<div style='white-space:pre-wrap;overflow-wrap:anywhere'>"
-            f"{texts['response'] or '(nothing)'}"
-            f" <b>[{escape(verdict)}]</b></div></div>"
+            f"{response} <b>[{escape(verdict)}]</b></div></div>"
         )
 
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
@@ -138,6 +141,7 @@ class NotebookDisplay:
         """Return the steps with their bar, the time left, and what happens now."""
         total = self._num_steps
         done = self._finished_steps
+        # a run ends with its last step, or when its budget of tokens is spent
         part = max(done / total, self._time_left.budget_fraction())
         # a phase is part of the step after the finished ones
         step = done if is_over else min(done + 1, total)
@@ -152,43 +156,46 @@ class NotebookDisplay:
 
     def _phase_text(self, name: str, done: int, total: int) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
-        text = f"{name}{counts} {stopwatch(time.monotonic() - self._phase_began)}"
+        seconds = stopwatch(time.monotonic() - self._phase_began)
+        text = f"{name}{counts} {seconds}"
         if STOP_SIGNAL.is_raised:
             text += "; stopping, with the state saved (the stop button once more: at once)"
         return text
 
 
 def _short(text: object) -> str:
-    return escape(printable(shorten(one_line(str(text)), RESPONSE_CHARS, keep="ends")))
+    """Return the ends of a text in one line, as HTML."""
+    line = one_line(str(text))
+    return escape(printable(shorten(line, RESPONSE_CHARS, keep="ends")))
 
 
 def _table(records: Sequence[Record], num_steps: int) -> str:
     """Return the latest steps as a table, and below it the values that all of them share."""
-    latest = [record for record in records if record["step"] > 0 or len(records) < LINES][-LINES:]
-    rows = [_cells(record, num_steps) for record in latest]
-    if not rows:
+    # the evaluation before training, which is step 0, has a line while there is place
+    candidates = [record for record in records if record["step"] > 0 or len(records) < LINES]
+    latest = candidates[-LINES:]
+    if not latest:
         return ""
-    metric_names = [column.label for column in columns_of(latest[-1])]
-    names = sorted(
-        dict.fromkeys(name for row in rows for name in row),
-        key=lambda name: _position(name, ["step", *metric_names, "seconds"]),
-    )
+    rows = [_cells(record, num_steps) for record in latest]
+    columns = columns_of(latest[-1])
+    order = ["step", *(column.label for column in columns), "seconds"]
+    distinct_names = dict.fromkeys(name for row in rows for name in row)
+    names = sorted(distinct_names, key=lambda name: _position(name, order))
     if names == ["step"]:
         return ""
-    equal = {}
+    removable = {column.label for column in columns} | {"seconds"}
+    removable -= {column.label for column in columns if column.metric in _ALWAYS_SHOWN}
+    shared_values = {}
     for name in names:
         values = {row[name] for row in rows if name in row}
-        metrics = {column.metric for column in columns_of(latest[-1]) if column.label == name}
-        is_metric = name in metric_names or name == "seconds"
-        is_kept = not is_metric or metrics & {*_ALWAYS_SHOWN}
-        if len(rows) > 1 and len(values) == 1 and not is_kept:
-            equal[name] = next(iter(values))
-    shown = [{name: row.get(name, "") for name in names if name not in equal} for row in rows]
-    remark = ""
-    if equal:
-        facts = ", ".join(f"{name} {value}" for name, value in equal.items())
-        remark = f"<small>in all these steps: {escape(facts)}</small>"
-    return html_table(shown) + remark
+        if name in removable and len(rows) > 1 and len(values) == 1:
+            shared_values[name] = values.pop()
+    names = [name for name in names if name not in shared_values]
+    table = html_table([{name: row.get(name, "") for name in names} for row in rows])
+    if not shared_values:
+        return table
+    facts = ", ".join(f"{name} {value}" for name, value in shared_values.items())
+    return f"{table}<small>in all these steps: {escape(facts)}</small>"
 
 
 def _position(name: str, order: Sequence[str]) -> int:
@@ -207,40 +214,54 @@ def _cells(record: Record, num_steps: int) -> dict[str, str]:
     for name, value in record.items():
         data = name.removeprefix("eval/").removesuffix("/accuracy")
         # the sources of an evaluation have an accuracy, too, and no interval
-        if name == f"eval/{data}/accuracy" and f"eval/{data}/low" in record:
-            is_score = is_mean_score(record, data)
-            head = f"{data} (score)" if is_score else data
-            cells[head] = f"{value:.3f}" if is_score else f"{value:.1%}"
+        if name != f"eval/{data}/accuracy" or f"eval/{data}/low" not in record:
+            continue
+        if is_mean_score(record, data):
+            cells[f"{data} (score)"] = f"{value:.3f}"
+        else:
+            cells[data] = f"{value:.1%}"
     return cells
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A curve of a chart."""
+
+    colour: str
+    steps: Sequence[int]
+    values: Sequence[float]  # one per step; nan for a gap
 
 
 def _chart(panel: Panel, records: Sequence[Record]) -> str:
     """Draw the curves of a panel as SVG, with names and latest values; empty without values."""
-    curves: list[tuple[str, Sequence[int], Sequence[float]]] = []
+    curves: list[_Curve] = []
     labels = []
     for series in panel.series:
         steps, values = points_of(records, series.metric, series.scale)
         if not steps:
             continue
-        drawn = _thinned(values)
+        heights = _thinned(values)
         if series.data is None:
-            drawn = smoothed(drawn)  # thinned before, because it takes the square of the time
-        curves.append((series.colour, _thinned(steps), drawn))
+            heights = smoothed(heights)  # thinned before, because it takes the square of the time
+        curves.append(_Curve(series.colour, _thinned(steps), heights))
         label = f"{escape(series.label)} <b>{values[-1]:.3g}</b>".strip()
         labels.append(f"<span style='color:{series.colour}'>{label}</span>")
     right = "" if panel.right is None else _chart(panel.right, records)
     if not curves:
         return right
-    numbers = [value for _, _, values in curves for value in values if not math.isnan(value)]
+    numbers = [value for curve in curves for value in curve.values if not math.isnan(value)]
     low, high = axis_limits(panel, min(numbers), max(numbers))
     last_step = max(1, records[-1]["step"])
     svg = _axes(low, high, last_step)
-    for colour, drawn_steps, drawn in curves:
+    for curve in curves:
         points: list[tuple[float, float] | None] = []
-        for step, value in zip(drawn_steps, drawn, strict=True):
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            if math.isnan(value):
+                points.append(None)
+                continue
             x = MARGIN + WIDTH * step / last_step
-            points.append(None if math.isnan(value) else (x, _height(value, low, high)))
-        svg += _lines(points, colour)
+            points.append((x, _height(value, low, high)))
+        svg += _lines(points, curve.colour)
     title = escape(f"{panel.title}, {panel.unit}" if panel.title else panel.unit)
     picture = (
         f"<svg width='{MARGIN + WIDTH + 8}' height='{HEIGHT + 22}' role='img'"
@@ -252,32 +273,38 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
 
 
 def _height(value: float, low: float, high: float) -> float:
+    """Return the y of a value in pixels, from the top of a chart whose axis has these ends."""
     return 4 + HEIGHT * (high - value) / (high - low)
 
 
 def _axes(low: float, high: float, last_step: int) -> str:
     """Return the frame of a chart with the labels of both axes."""
     bottom = 4 + HEIGHT
-    frame = f"M{MARGIN} 4V{bottom}H{MARGIN + WIDTH}"
+    right = MARGIN + WIDTH
+    # `axis_limits` leaves room above and below the values
     room = (high - low) * HEAD_ROOM / (1 + 2 * HEAD_ROOM)
+    highest = high - room
     lowest = 0.0 if low <= 0 < high else low + room
-    labels = [
-        (MARGIN, bottom + 12, "middle", "0"),
-        (MARGIN + WIDTH, bottom + 12, "end", f"{last_step}"),
-        (MARGIN - 4, _height(lowest, low, high) + 4, "end", f"{lowest:.3g}"),
-        (MARGIN - 4, _height(high - room, low, high) + 4, "end", f"{high - room:.3g}"),
+    highest_y = _height(highest, low, high) + 4
+    lowest_y = _height(lowest, low, high) + 4
+    path = f"M{MARGIN} 4V{bottom}H{right}"
+    line = f"<path d='{path}' fill='none' stroke='currentColor' stroke-opacity='0.35'/>"
+    texts = [
+        _text(MARGIN, bottom + 12, "middle", "0"),
+        _text(right, bottom + 12, "end", f"{last_step}"),
+        _text(MARGIN - 4, lowest_y, "end", f"{lowest:.3g}"),
+        _text(MARGIN - 4, highest_y, "end", f"{highest:.3g}"),
+        _text(MARGIN + WIDTH / 2, bottom + 12, "middle", "step"),
     ]
-    texts = "".join(
+    return f"<g opacity='0.75'>{line}{''.join(texts)}</g>"
+
+
+def _text(x: float, y: float, anchor: str, text: str) -> str:
+    """Return a label of a chart; `anchor` is the part of the text that stands at `x`."""
+    return (
         f"<text x='{x:.0f}' y='{y:.0f}' text-anchor='{anchor}' font-size='10'"
         f" fill='currentColor'>{text}</text>"
-        for x, y, anchor, text in labels
     )
-    step = (
-        f"<text x='{MARGIN + WIDTH / 2:.0f}' y='{bottom + 12}' text-anchor='middle'"
-        " font-size='10' fill='currentColor'>step</text>"
-    )
-    line = f"<path d='{frame}' fill='none' stroke='currentColor' stroke-opacity='0.35'/>"
-    return f"<g opacity='0.75'>{line}{texts}{step}</g>"
 
 
 def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:
@@ -285,15 +312,17 @@ def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:
     svg = ""
     for is_gap, stretch in groupby(points, key=lambda point: point is None):
         if not is_gap:
-            text = " ".join(f"{x:.0f},{y:.1f}" for x, y in filter(None, stretch))
-            svg += f"<polyline points='{text}' fill='none' stroke='{colour}' stroke-width='1.5'/>"
-    last = next((point for point in reversed(points) if point is not None), None)
-    if last is not None:
-        svg += f"<circle cx='{last[0]:.0f}' cy='{last[1]:.1f}' r='2' fill='{colour}'/>"
+            pairs = " ".join(f"{x:.0f},{y:.1f}" for x, y in filter(None, stretch))
+            svg += f"<polyline points='{pairs}' fill='none' stroke='{colour}' stroke-width='1.5'/>"
+    drawn_points = [point for point in points if point is not None]
+    if drawn_points:
+        x, y = drawn_points[-1]
+        svg += f"<circle cx='{x:.0f}' cy='{y:.1f}' r='2' fill='{colour}'/>"
     return svg
 
 
 def _thinned(values: Sequence[T]) -> Sequence[T]:
     """At most `POINTS` of the values, at equal distances, with the last one."""
-    every = -(-len(values) // POINTS)
-    return values[::-every][::-1]
+    distance = math.ceil(len(values) / POINTS)
+    from_the_end = values[::-distance]
+    return from_the_end[::-1]

@@ -76,7 +76,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         except (DapoError, KeyboardInterrupt) as error:
             replacement = _for_python(error, signature.parameters)
         except (TypeError, AttributeError, ValueError):
-            if (fault := _fault_of_call(signature, args, kwargs)) is None:
+            fault = _fault_of_call(signature, args, kwargs)
+            if fault is None:
                 raise
             replacement = _for_python(WrongCall(f"{_label(function)}: {fault}"))
         keep_run(sys._getframe(1), replacement)
@@ -93,33 +94,46 @@ def _foreign_names(
     keywords: Mapping[str, Any],
     frame: FrameType,
 ) -> WrongCall | None:
-    """Return the error for names of other libraries, with the call that means the same here."""
+    """Return the error for names of other libraries, with the call that means the same here.
+
+    Args:
+        function: the function that is called.
+        signature: its signature.
+        args: the arguments by position; the first one of a method is its object.
+        keywords: the arguments by name.
+        frame: the caller's.
+    """
     name = function.__name__
     if name not in CALLS:
         return None
-    kinds = {each.name: each.kind for each in signature.parameters.values()}
-    positional = [each for each, kind in kinds.items() if kind is _POSITIONAL]
-    by_name = [each for each, kind in kinds.items() if kind is _KEYWORD_ONLY]
-    order = [*positional, *by_name]
-    by_position = order[: len(args)]
-    named = {**dict(zip(by_position, args, strict=False)), **keywords}
-    is_method = positional[:1] == ["self"]
-    if is_method:
-        named.pop("self", None)
-        by_position.remove("self")
-    if name == "resume" and isinstance(named.get("reward"), int) and "reward" in by_position:
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+    positional = [parameter for parameter, kind in kinds.items() if kind is _POSITIONAL]
+    keyword_only = [parameter for parameter, kind in kinds.items() if kind is _KEYWORD_ONLY]
+    if positional[:1] == ["self"]:
+        positional = positional[1:]
+        args = args[1:]
+    parameters = [*positional, *keyword_only]
+    # the parameters that the arguments by position stand for, in the order of the signature
+    by_position = parameters[: len(args)]
+    values = {**dict(zip(by_position, args, strict=False)), **keywords}
+    if name == "resume" and isinstance(values.get("reward"), int) and "reward" in by_position:
+        # a number behind the path is that of the steps
         by_position[by_position.index("reward")] = "steps"
-        named["steps"] = named.pop("reward")
-    extra = [each for each in by_position if each in by_name or each == "steps"]
+        values["steps"] = values.pop("reward")
+    extra = [
+        parameter for parameter in by_position if parameter in keyword_only or parameter == "steps"
+    ]
     takes_options = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    called = Function(name, [each for each in order if each != "self"], takes_options)
-    if not extra and not may_be_foreign(called, named):
+    called = Function(name, parameters, takes_options)
+    if not extra and not may_be_foreign(called, values):
         return None
     site = call_site(frame)
     texts = dict(zip(by_position, site.positional, strict=False))
     site = replace(site, keywords={**texts, **site.keywords})
-    answer = foreign_answer(called, named, site, extra)
-    return None if answer is None else WrongCall(f"{_label(function)}: {answer}")
+    answer = foreign_answer(called, values, site, extra)
+    if answer is None:
+        return None
+    return WrongCall(f"{_label(function)}: {answer}")
 
 
 def _label(function: Callable[..., Any]) -> str:
@@ -139,22 +153,21 @@ def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str 
     for name, value in arguments.items():
         hint = signature.parameters[name].annotation
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
-            return (
-                f"{name}: expected"
-                f" {inspect.formatannotation(hint).replace('collections.abc.', '')}, got {value!r}"
-            )
+            kind = inspect.formatannotation(hint).replace("collections.abc.", "")
+            return f"{name}: expected {kind}, got {value!r}"
     return None
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Return False if a value is not of the type of an annotation; what cannot be checked fits."""
     if isinstance(hint, UnionType):
         return any(_fits(value, member) for member in hint.__args__)
     kind = get_origin(hint) or hint
-    return (
-        kind is Any
-        or not isinstance(kind, type)
-        or isinstance(value, (float, int) if kind is float else kind)
-    )
+    if kind is Any or not isinstance(kind, type):
+        return True
+    if kind is float:
+        return isinstance(value, float | int)
+    return isinstance(value, kind)
 
 
 def _for_python(
@@ -163,14 +176,8 @@ def _for_python(
     """Return the error with its message translated and the package's frames removed."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_error
-    # the user's own, with the user's frames
     if isinstance(error, ListenerFailed) and error.__cause__ is not None:
-        trace = error.__cause__.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            trace = trace.tb_next
-        if isinstance(error.__cause__, NoMetric):
-            trace = _without_package(trace)
-        return error.__cause__.with_traceback(trace)
+        return _error_of_user(error.__cause__)
     if isinstance(error, DapoError):
         error.args = (in_python(mask_text(str(error)), arguments),)
     if isinstance(error, Interrupted) and error.exit_code == 130:
@@ -182,6 +189,22 @@ def _for_python(
     return error.with_traceback(None)
 
 
+def _error_of_user(error: BaseException) -> BaseException:
+    """Return the error of a user's function, with the frames from the function on."""
+    trace = error.__traceback__
+    while trace and _is_of_package(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if isinstance(error, NoMetric):
+        # the package raised it, for the user's line
+        trace = _without_package(trace)
+    return error.with_traceback(trace)
+
+
+def _is_of_package(filename: str) -> bool:
+    """Return True for a file of this package."""
+    return filename.startswith(_PACKAGE)
+
+
 def _print_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
@@ -191,22 +214,24 @@ def _print_error(
             trace = _without_package(trace)
         sys.__excepthook__(kind, error.with_traceback(trace), trace)
         return
-    frames = [
-        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)
-    ]
     code = 130 if isinstance(error, CallInterrupted) else error.exit_code
+    is_signal = code > 128
     head = ""
-    if code <= 128:
-        head = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    if not is_signal:
+        frames = traceback.extract_tb(trace)
+        frames_of_caller = [frame for frame in frames if not _is_of_package(frame.filename)]
+        lines = traceback.format_list(frames_of_caller)
+        head = "".join(["Traceback (most recent call last):\n", *lines])
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
-    if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    if is_signal and not is_interactive:
         sys.exit(code)
 
 
 def _is_of_callback(trace: TracebackType | None) -> bool:
     """Return True if this file's are the only frames of the package: it raised a user's error."""
     files = {frame.filename for frame in traceback.extract_tb(trace)}
-    return {file for file in files if file.startswith(_PACKAGE)} == {__file__}
+    return set(filter(_is_of_package, files)) == {__file__}
 
 
 def _without_package(trace: TracebackType | None) -> TracebackType | None:
@@ -214,6 +239,6 @@ def _without_package(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest = _without_package(trace.tb_next)
-    if trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    if _is_of_package(trace.tb_frame.f_code.co_filename):
         return rest
     return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
 from dapo.types import Sample
 
 TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
-"""The columns with a value per response token, and the `array` type of other sequences."""
+"""The columns with a value per response token, each with the type code of `array` that a row of
+any other kind gets.
+"""
 SCALARS = ("group_id", "index", "reward", "advantage")
 IDS = ("response_ids",)
 REMAINING_COLUMNS = ("engine_logprobs", "mask")
@@ -36,31 +39,55 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     """
     header: dict[str, Any] = {"numbers": list(samples)}
     buffers: list[Any] = []
+    sequence = list(samples.values())
     if "response_ids" in columns:
-        # an object that several samples share is sent once; in a group an agent's branches have
-        # prompts of their own
-        prompts = {id(sample.prompt_ids): sample.prompt_ids for sample in samples.values()}
-        place_of = {key: place for place, key in enumerate(prompts)}
         for name in SCALARS:
-            header[name] = [getattr(sample, name) for sample in samples.values()]
-        header["num_prompts"] = len(prompts)
-        header["prompt"] = [place_of[id(sample.prompt_ids)] for sample in samples.values()]
-        header["sampled"] = [sample.sampled for sample in samples.values()]
-        buffers += [array("q", prompt) for prompt in prompts.values()]
+            header[name] = [getattr(sample, name) for sample in sequence]
+        buffers += _encode_prompts(sequence, header)
+        header["sampled"] = [sample.sampled for sample in sequence]
     for name in columns:
-        constants: list[tuple[bool, int] | None] = []
-        types = ""
-        for sample in samples.values():
-            constant = _constant(sample) if name == "mask" else None
-            constants.append(constant)
-            row = _typed(name, () if constant is not None else getattr(sample, name))
-            types += row.typecode if isinstance(row, array) else row.format
-            buffers.append(row)
-        header[name] = {"types": types, "constants": constants}
+        buffers += _encode_column(name, sequence, header)
     text = json.dumps(header)
     # spaces fill the header up to a multiple of 8 bytes, so that the rows behind it are aligned
-    aligned_length = -(-len(text) // 8) * 8
-    return Buffers.of([text.ljust(aligned_length).encode(), *buffers])
+    num_words = ceil(len(text) / 8)
+    aligned_text = text.ljust(8 * num_words)
+    return Buffers.of([aligned_text.encode(), *buffers])
+
+
+def _encode_prompts(samples: Sequence[Sample], header: dict[str, Any]) -> "list[array[int]]":
+    """Return the distinct prompts, and write into the header which one each sample has."""
+    prompts: list[array[int]] = []
+    # an object that several samples share is sent once; in a group an agent's branches have
+    # prompts of their own
+    place_of: dict[int, int] = {}
+    places: list[int] = []
+    for sample in samples:
+        identity = id(sample.prompt_ids)
+        if identity not in place_of:
+            place_of[identity] = len(prompts)
+            prompts.append(array("q", sample.prompt_ids))
+        places.append(place_of[identity])
+    header["num_prompts"] = len(prompts)
+    header["prompt"] = places
+    return prompts
+
+
+def _encode_column(
+    name: str, samples: Sequence[Sample], header: dict[str, Any]
+) -> "list[array[Any] | memoryview]":
+    """Return a row per sample, and write their types and constant rows into the header."""
+    rows: list[array[Any] | memoryview] = []
+    constants: list[tuple[bool, int] | None] = []
+    types = ""
+    for sample in samples:
+        constant = _constant(sample) if name == "mask" else None
+        values = () if constant is not None else getattr(sample, name)
+        row = _typed(name, values)
+        types += row.typecode if isinstance(row, array) else row.format
+        rows.append(row)
+        constants.append(constant)
+    header[name] = {"types": types, "constants": constants}
+    return rows
 
 
 def decode(buffers: Buffers) -> dict[int, Sample]:
@@ -85,17 +112,20 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
 
 
 def join(buffers: Buffers) -> bytes:
-    """Concatenate the buffers of `encode`."""
+    """Concatenate the buffers of `encode`, behind their number and their sizes in 8 bytes each."""
+    count = array("q", [len(buffers.parts)])
     sizes = array("q", map(len, buffers.parts))
-    return b"".join([array("q", [len(sizes)]), sizes, *(part.data for part in buffers.parts)])
+    return b"".join([count, sizes, *(part.data for part in buffers.parts)])
 
 
 def split(joined: bytes) -> Buffers:
     """Restore the buffers that `join` has concatenated."""
     view = memoryview(joined)
-    start = 8 + 8 * view[:8].cast("q")[0]
-    ends = accumulate(view[8:start].cast("q"), initial=start)
-    return Buffers.of([view[a:b] for a, b in pairwise(ends)])
+    count = view[:8].cast("q")[0]
+    first = 8 + 8 * count
+    sizes = view[8:first].cast("q")
+    bounds = accumulate(sizes, initial=first)
+    return Buffers.of([view[start:end] for start, end in pairwise(bounds)])
 
 
 def _columns(
@@ -107,16 +137,23 @@ def _columns(
         if name not in header:
             continue
         rows: list[Sequence[Any]] = []
-        for code, constant in zip(header[name]["types"], header[name]["constants"], strict=True):
+        types = header[name]["types"]
+        constants = header[name]["constants"]
+        for code, constant in zip(types, constants, strict=True):
             part = next(parts)  # empty in the place of a constant row
-            rows.append(_view(code, part) if constant is None else constant_row(*constant))
+            if constant is None:
+                rows.append(_view(code, part))
+            else:
+                rows.append(constant_row(*constant))
         columns[name] = rows
     return columns
 
 
 def _typed(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
     """Return a row as it is sent: itself if it is an array, else an array of the column's type."""
-    return row if isinstance(row, array | memoryview) else array(TYPES[name], row)
+    if isinstance(row, array | memoryview):
+        return row
+    return array(TYPES[name], row)
 
 
 def _constant(sample: Sample) -> tuple[bool, int] | None:
@@ -128,15 +165,18 @@ def _constant(sample: Sample) -> tuple[bool, int] | None:
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
-    return part.data.cast(code) if part.size else array(code)  # an empty view cannot be cast
+    """Return the bytes of a row as values of a type."""
+    if part.size == 0:
+        return array(code)  # an empty view cannot be cast
+    return part.data.cast(code)
 
 
 @dataclass(frozen=True)
 class NumberedPass:
     """The samples of one forward and backward of a rank."""
 
-    numbers: tuple[int, ...]  # empty for a dummy microbatch
-    weights: tuple[float, ...]
+    numbers: tuple[int, ...]  # of samples; empty for a dummy microbatch
+    weights: tuple[float, ...]  # the loss weight of each sample's tokens
 
 
 class RankSamples:
@@ -161,15 +201,20 @@ class RankSamples:
         header = json.loads(buffers.parts[0].tobytes())
         columns = _columns(header, iter(buffers.parts[1:]))
         for i, number in enumerate(header["numbers"]):
-            values: dict[str, Any] = {name: rows[i] for name, rows in columns.items()}
-            self._samples[number] = replace(self._samples[number], **values)
+            row_of_column: dict[str, Any] = {name: rows[i] for name, rows in columns.items()}
+            self._samples[number] = replace(self._samples[number], **row_of_column)
 
     def set_old_logprobs(self, rows: Mapping[int, Sequence[float]]) -> None:
+        """Set the old log-probabilities of samples, by number."""
         for number, row in rows.items():
             self._samples[number] = replace(self._samples[number], old_logprobs=row)
 
     def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
-        """Exchange scored samples between all ranks, so that each has those of its update."""
+        """Exchange scored samples between all ranks, so that each has those of its update.
+
+        Args:
+            numbers_by_rank: the numbers of this rank's samples that each rank gets.
+        """
         messages = []
         for numbers in numbers_by_rank:
             samples = {number: self._samples.pop(number) for number in numbers}
@@ -179,6 +224,7 @@ class RankSamples:
                 self._samples |= decode(split(message))
 
     def microbatches(self, passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
+        """Return the passes with their samples."""
         return microbatches_of(self._samples, passes)
 
 

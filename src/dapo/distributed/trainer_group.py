@@ -91,31 +91,40 @@ class TrainerGroup:
         with self._lock:
             self._num_updates += 1
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
-        requests: list[Future[Any]] = []
-        if any(sample.rank_record is None for sample in minibatch):
-            if any(sample.rank_record is not None for sample in minibatch):
-                raise ValueError(
-                    "old log-probabilities must be recorded for all samples of a minibatch or for"
-                    " none"
-                )
+        are_recorded = [sample.rank_record is not None for sample in minibatch]
+        if all(are_recorded):
+            stores: list[Future[Any]] = []
+            passes = self._number(partitions, self._recorded_number)
+            moves = self._moves(passes)
+        elif any(are_recorded):
+            raise ValueError(
+                "old log-probabilities must be recorded for all samples of a minibatch or for none"
+            )
+        else:
             first = self._num_recorded
             passes = self._number(partitions, lambda i, sample: first + i)
-            moved = None
-            columns: tuple[str, ...] = (*IDS, *REMAINING_COLUMNS)
-            if all(sample.old_logprobs is not None for sample in minibatch):
-                columns = ALL  # the engine's, which no rank has computed
-            blocks = (encode(_numbered(part, first), columns) for part in partitions)
-            requests = self._request_each("store", ([block] for block in blocks), first=first)
-        else:
-            passes = self._number(partitions, self._recorded_number)
-            moved = self._moved(passes)
+            moves = None
+            stores = self._request_store(minibatch, partitions, first)
         arguments = (
-            [rank_passes, moved and moved[rank]] for rank, rank_passes in enumerate(passes)
+            [rank_passes, moves and moves[rank]] for rank, rank_passes in enumerate(passes)
         )
         updates = self._request_each("update", arguments, step=step)
-        self._answers(requests, self._timeout_s)
+        self._answers(stores, self._timeout_s)
         metrics, self.skipped_in_a_row = self._answers(updates, self._timeout_s)[0]
         return metrics
+
+    def _request_store(
+        self,
+        minibatch: Sequence[Sample],
+        partitions: Sequence[Sequence[RankMicrobatch]],
+        first: int,
+    ) -> "list[Future[Any]]":
+        """Send each rank its samples of a minibatch, which are numbered from `first` on."""
+        columns: tuple[str, ...] = (*IDS, *REMAINING_COLUMNS)
+        if all(sample.old_logprobs is not None for sample in minibatch):
+            columns = ALL  # the engine's, which no rank has computed
+        arguments = ([encode(_by_number(part, first), columns)] for part in partitions)
+        return self._request_each("store", arguments, first=first)
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with a `rank_record`: the ranks keep their old log-probabilities.
@@ -126,20 +135,19 @@ class TrainerGroup:
         num_first = first_groups(
             samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
         )
-        self._batch = self._batch + 1
+        self._batch += 1
         self._num_recorded = len(samples)
         self._rank_of = {}
-        scored, numbered = self._score(samples[:num_first], first=0)
-        later, later_numbered = self._score(samples[num_first:], first=num_first)
-        rank_samples = (
-            first_samples | later_samples
-            for first_samples, later_samples in zip(numbered, later_numbered, strict=True)
+        first_scores, first_samples = self._score(samples[:num_first], first=0)
+        later_scores, later_samples = self._score(samples[num_first:], first=num_first)
+        # encoded one by one, while the ranks compute
+        arguments = (
+            [encode(first_of_rank | later_of_rank, REMAINING_COLUMNS)]
+            for first_of_rank, later_of_rank in zip(first_samples, later_samples, strict=True)
         )
-        added = self._request_each(
-            "add_columns", ([encode(samples, REMAINING_COLUMNS)] for samples in rank_samples)
-        )
-        self._answers([*scored, *later], self._timeout_s)
-        self._answers(added, self._timeout_s)
+        additions = self._request_each("add_columns", arguments)
+        self._answers([*first_scores, *later_scores], self._timeout_s)
+        self._answers(additions, self._timeout_s)
         return [
             replace(sample, rank_record=RankRecord(self._batch, i))
             for i, sample in enumerate(samples)
@@ -151,7 +159,7 @@ class TrainerGroup:
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
         arguments = (
-            [encode(_numbered(rank_microbatches), IDS), rank_passes]
+            [encode(_by_number(rank_microbatches, 0), IDS), rank_passes]
             for rank_microbatches, rank_passes in zip(partitions, passes, strict=True)
         )
         sums: dict[int, float] = {}
@@ -172,27 +180,36 @@ class TrainerGroup:
         for rank, rank_passes in enumerate(passes):
             for number in _all_numbers(rank_passes):
                 self._rank_of[number] = rank
-        numbered = [_numbered(part, first) for part in partitions]
+        samples_by_rank = [_by_number(part, first) for part in partitions]
         arguments = (
             [encode(rank_samples, IDS), rank_passes]
-            for rank_samples, rank_passes in zip(numbered, passes, strict=True)
+            for rank_samples, rank_passes in zip(samples_by_rank, passes, strict=True)
         )
-        return self._request_each("score", arguments, is_first=first == 0), numbered
+        requests = self._request_each("score", arguments, is_first=first == 0)
+        return requests, samples_by_rank
 
     def _number(
         self,
         partitions: Sequence[Sequence[RankMicrobatch]],
         number_of: Callable[[int, Sample], int],
     ) -> list[list[NumberedPass]]:
-        """Return the microbatches of each rank, by the numbers of its samples."""
+        """Return the microbatches of each rank, by the numbers of its samples.
 
-        def numbered(microbatch: RankMicrobatch) -> NumberedPass:
+        Args:
+            partitions: the microbatches of each rank.
+            number_of: the number of a sample, from its index in the batch and itself.
+        """
+
+        def numbered_pass(microbatch: RankMicrobatch) -> NumberedPass:
+            if not microbatch.indices:
+                return NumberedPass((), ())  # a dummy
             numbers = tuple(map(number_of, microbatch.indices, microbatch.samples))
-            return NumberedPass(numbers, microbatch.weights if microbatch.indices else ())
+            return NumberedPass(numbers, microbatch.weights)
 
-        return [[numbered(microbatch) for microbatch in part] for part in partitions]
+        return [[numbered_pass(microbatch) for microbatch in part] for part in partitions]
 
     def _recorded_number(self, index: int, sample: Sample) -> int:
+        """Return the number under which a rank keeps a sample; `index` is not needed for it."""
         assert sample.rank_record is not None
         if sample.rank_record.batch != self._batch:
             raise ValueError(
@@ -200,17 +217,22 @@ class TrainerGroup:
             )
         return sample.rank_record.number
 
-    def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
-        """Return each rank's samples that move, by their new rank; None if none moves."""
+    def _moves(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
+        """Return the numbers of the samples that move, by old rank, then by new one.
+
+        None if no sample moves.
+        """
         ranks = range(len(self._workers))
-        moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
+        moves: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
+        has_moves = False
         for rank, rank_passes in enumerate(passes):
             for number in _all_numbers(rank_passes):
                 owner = self._rank_of[number]
                 if owner != rank:
-                    moved[owner][rank].append(number)
+                    moves[owner][rank].append(number)
                     self._rank_of[number] = rank
-        return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
+                    has_moves = True
+        return moves if has_moves else None
 
     def weights(self, *, version: int) -> WeightsFile:
         """Return the current weights, readable until the next version but one.
@@ -240,10 +262,12 @@ class TrainerGroup:
         return self._exported(version, self._request_export(version))
 
     def _request_export(self, version: int) -> "list[Future[Any]]":
+        """Have the ranks write the weights, or keep them to be read in pieces."""
         path = self._folder.path_of(version) if self._has_shared_memory else None
         return self._request_each("export_weights", ((path, version) for _ in self._workers))
 
     def _exported(self, version: int, requests: "Sequence[Future[Any]]") -> WeightsFile:
+        """Wait for the answers to `_request_export`, and return the file."""
         path = self._folder.path_of(version)
         size = self._answers(requests, self._timeout_s)[0]
         if not self._has_shared_memory:
@@ -252,14 +276,14 @@ class TrainerGroup:
 
     def _pieces(self, size: int) -> Iterator[Any]:
         """Yield the exported weights in pieces; a rank reads the next one while one travels."""
-        reading: list[Future[Any]] = []
+        request: list[Future[Any]] = []
         for start in range(0, size, PIECE_BYTES):
-            following = self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
-            if reading:
-                yield self._answers(reading, self._timeout_s)[0]
-            reading = following
-        if reading:
-            yield self._answers(reading, self._timeout_s)[0]
+            next_request = self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
+            if request:
+                yield self._answers(request, self._timeout_s)[0]
+            request = next_request
+        if request:
+            yield self._answers(request, self._timeout_s)[0]
 
     def save(self, directory: Path) -> None:
         """Like `Policy.save`, into a `directory` that all ranks can reach."""
@@ -280,12 +304,14 @@ class TrainerGroup:
         self._folder.close()
 
     def _write(self, directory: Path) -> None:
+        """Write the state that `snapshot` has copied. Raises DiskRefused or TrainerLost."""
         self._all("start_writing", directory.absolute())
         deadline = time.monotonic() + self._timeout_s
         poll_interval_s = MIN_POLL_INTERVAL_S
         while True:
             answers = self._all("has_written")
-            if refusals := [refusal for _, refusal in answers if refusal is not None]:
+            refusals = [refusal for _, refusal in answers if refusal is not None]
+            if refusals:
                 raise DiskRefused(refusals[0])
             if all(is_done for is_done, _ in answers):
                 return
@@ -297,6 +323,7 @@ class TrainerGroup:
             poll_interval_s = min(2 * poll_interval_s, MAX_POLL_INTERVAL_S)
 
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Call all ranks with the same arguments, and return their answers."""
         requests = self._request_each(method, (arguments for _ in self._workers), **options)
         return self._answers(requests, self._timeout_s)
 
@@ -322,7 +349,8 @@ class TrainerGroup:
         wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
         errors = _errors(futures)
         if errors and not any(isinstance(error, WorkerDied) for error in errors):
-            wait(futures, FAILURE_WAIT_S)  # the others fail with the same error, or one has died
+            # the others fail with the same error, or one has died
+            wait(futures, FAILURE_WAIT_S)
             errors = _errors(futures)
         for error in errors:
             if isinstance(error, WorkerDied):
@@ -341,10 +369,12 @@ class TrainerGroup:
         return [future.result() for future in futures]
 
     def _give_up(self, reason: str, cause: BaseException | None = None) -> None:
+        """End all ranks. Raises TrainerLost."""
         self._end(reason)
         raise TrainerLost(reason) from cause
 
     def _end(self, reason: str) -> None:
+        """End all ranks; later calls raise TrainerLost with this reason."""
         with self._lock:
             self._lost = reason
         for worker in self._workers:
@@ -352,15 +382,17 @@ class TrainerGroup:
 
 
 def _all_numbers(passes: Sequence[NumberedPass]) -> list[int]:
-    return [number for numbered in passes for number in numbered.numbers]
+    return [number for numbered_pass in passes for number in numbered_pass.numbers]
 
 
-def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:
-    return {
-        first + i: sample
-        for microbatch in passes
-        for i, sample in zip(microbatch.indices, microbatch.samples, strict=False)
-    }
+def _by_number(microbatches: Sequence[RankMicrobatch], first: int) -> dict[int, Sample]:
+    """Return the samples of a rank by number: their index in the batch, counted from `first`."""
+    samples: dict[int, Sample] = {}
+    for microbatch in microbatches:
+        # a dummy microbatch has a sample without an index
+        for i, sample in zip(microbatch.indices, microbatch.samples, strict=False):
+            samples[first + i] = sample
+    return samples
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
@@ -373,24 +405,27 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     """Return the worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
-    tp = config.gpus_per_engine
+    gpus_per_engine = config.gpus_per_engine
     gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")
     is_paired = config.uses_ray and config.gpu_shares(0).is_paired
     local_threads = max(1, torch.get_num_threads() // ranks)
     threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
-    factory = "dapo.distributed.trainer_worker:TrainerWorker"
+    # where a function of the user's own is found
     locations = {} if config.loss.function is None else import_locations()
-    options = [
-        {"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)
-    ]
-    spec = WorkerSpec(
-        factory, {}, environment, HUB_VARIABLES, cpus=threads, gpus=0 if is_paired else gpus
-    )
-    shares = [
-        (ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)
-    ]
-    return [
-        replace(spec, options=rank_options, shares=shared)
-        for rank_options, shared in zip(options, shares, strict=True)
-    ]
+    specs = []
+    for rank in range(ranks):
+        spec = WorkerSpec(
+            "dapo.distributed.trainer_worker:TrainerWorker",
+            {"config": config, "rank": rank, "threads": threads, **locations},
+            environment,
+            HUB_VARIABLES,
+            cpus=threads,
+            gpus=gpus,
+        )
+        if is_paired:
+            # the rank has no GPU of its own, but one of an engine's
+            engine_name = ENGINE_NAME.format(rank // gpus_per_engine)
+            spec = replace(spec, gpus=0, shares=(engine_name, rank % gpus_per_engine))
+        specs.append(spec)
+    return specs

@@ -9,6 +9,7 @@ from dapo.engines.engine import EngineLayer, RolloutEngine, Unfinished, float_ar
 from dapo.types import Generation, GenerationRequest
 
 Versions: TypeAlias = tuple[tuple[int, int], ...]
+"""The first token and the version of each stretch of a response, in order."""
 
 
 class ContinuingEngine(EngineLayer):
@@ -21,7 +22,7 @@ class ContinuingEngine(EngineLayer):
 
     def __init__(self, engine: RolloutEngine) -> None:
         super().__init__(engine)
-        self._begun: dict[str, Generation] = {}
+        self._beginnings: dict[str, Generation] = {}  # by the id of the request
 
     def poll(self) -> list[Generation]:
         return [self._joined(generation) for generation in self._engine.poll()]
@@ -30,34 +31,45 @@ class ContinuingEngine(EngineLayer):
         return [self._joined(generation) for generation in self._engine.abort(request_ids)]
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        generations = self.abort(request_ids)
-        return [
-            Unfinished(generation) if generation.finish == "aborted" else generation
-            for generation in generations
-        ]
+        parts: list[Generation | Unfinished] = []
+        for generation in self.abort(request_ids):
+            is_whole = generation.finish != "aborted"
+            parts.append(generation if is_whole else Unfinished(generation))
+        return parts
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
         continuations = []
         for request, part in zip(requests, parts, strict=True):
-            if count := len(part.generation.token_ids):
-                self._begun[request.id] = part.generation
-                request = replace(
-                    request,
-                    prompt_ids=(*request.prompt_ids, *part.generation.token_ids),
-                    max_new_tokens=request.max_new_tokens - count,
-                    min_new_tokens=max(0, request.min_new_tokens - count),
-                    offset=request.offset + count,
-                )
-            continuations.append(request)
+            beginning = part.generation
+            if len(beginning.token_ids) > 0:
+                self._beginnings[request.id] = beginning
+                continuations.append(_rest_of(request, beginning))
+            else:
+                continuations.append(request)
         self._engine.submit(continuations)
 
     def close(self) -> None:
-        self._begun.clear()
+        self._beginnings.clear()
         super().close()
 
     def _joined(self, generation: Generation) -> Generation:
-        begun = self._begun.pop(generation.request_id, None)
-        return generation if begun is None else joined(begun, generation)
+        """Return a generation behind the tokens that its response has from earlier weights."""
+        beginning = self._beginnings.pop(generation.request_id, None)
+        if beginning is None:
+            return generation
+        return joined(beginning, generation)
+
+
+def _rest_of(request: GenerationRequest, beginning: Generation) -> GenerationRequest:
+    """Return the request for the tokens that follow the beginning of its response."""
+    count = len(beginning.token_ids)
+    return replace(
+        request,
+        prompt_ids=(*request.prompt_ids, *beginning.token_ids),
+        max_new_tokens=request.max_new_tokens - count,
+        min_new_tokens=max(0, request.min_new_tokens - count),
+        offset=request.offset + count,
+    )
 
 
 def joined(beginning: Generation, continuation: Generation) -> Generation:
@@ -75,8 +87,8 @@ def joined(beginning: Generation, continuation: Generation) -> Generation:
 def extended(versions: Versions, part: Generation, *, at: int) -> Versions | None:
     """Return the versions of a response of `at` tokens and a further part; None for one version."""
     entries = list(versions) if at else []
-    added = part.versions or ((0, part.version),)
-    for start, version in added if part.token_ids else ():
-        if not entries or entries[-1][1] != version:
-            entries.append((at + start, version))
+    if part.token_ids:
+        for start, version in part.versions or ((0, part.version),):
+            if not entries or entries[-1][1] != version:
+                entries.append((at + start, version))
     return tuple(entries) if len(entries) > 1 else None

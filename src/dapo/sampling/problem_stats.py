@@ -68,18 +68,18 @@ class ProblemStats:
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
             decided = sum(verdict.correct is not None for verdict in valid)
             correct = sum(verdict.correct is True for verdict in valid)
-            decay = discount(step - self._counts["last_step"][row])
-            for name, count in (
-                ("visits", 1),
-                ("responses", len(valid)),
-                ("decided", decided),
-                ("correct", correct),
-            ):
-                self._counts[name][row] += count
-            self._counts["last_step"][row] = step
-            self._sums["score_sum"][row] += fsum(verdict.score for verdict in valid)
-            for name, count in (("recent_correct", correct), ("recent_wrong", decided - correct)):
-                self._sums[name][row] = self._sums[name][row] * decay + count
+            wrong = decided - correct
+            counts = self._counts
+            decay = discount(step - counts["last_step"][row])
+            counts["visits"][row] += 1
+            counts["responses"][row] += len(valid)
+            counts["decided"][row] += decided
+            counts["correct"][row] += correct
+            counts["last_step"][row] = step
+            sums = self._sums
+            sums["score_sum"][row] += fsum(verdict.score for verdict in valid)
+            sums["recent_correct"][row] = sums["recent_correct"][row] * decay + correct
+            sums["recent_wrong"][row] = sums["recent_wrong"][row] * decay + wrong
 
     def history(self) -> OutcomeHistory:
         """Copy the counts that predictions read."""
@@ -97,15 +97,14 @@ class ProblemStats:
 
         Columns: problem, source, COUNTS, SUMS.
         """
-        numbers = {name: np.array(column) for name, column in (self._counts | self._sums).items()}
-        names = list(self._sources)
-        return pa.table(
-            {
-                "problem": _texts(list(self._rows)),
-                "source": _texts([names[i] for i in self._source]),
-                **numbers,
-            }
-        )
+        source_names = list(self._sources)
+        columns = {
+            "problem": _texts(list(self._rows)),
+            "source": _texts([source_names[number] for number in self._source]),
+        }
+        for name, column in (self._counts | self._sums).items():
+            columns[name] = np.array(column)
+        return pa.table(columns)
 
     def load_table(self, table: pa.Table) -> None:
         """Continue with a saved table."""
@@ -113,13 +112,9 @@ class ProblemStats:
         self._counts = {name: array("q", table[name].to_numpy().tobytes()) for name in COUNTS}
         self._sums = {name: array("d", table[name].to_numpy().tobytes()) for name in SUMS}
         self._sources = {}
-        self._source = array(
-            "q",
-            [
-                self._sources.setdefault(text, len(self._sources))
-                for text in _from_texts(table["source"])
-            ],
-        )
+        self._source = array("q")
+        for name in _from_texts(table["source"]):
+            self._source.append(self._source_number(name))
 
     def by_problem(self) -> dict[str, dict[str, float]]:
         """Return COUNTS and score_sum by problem id."""
@@ -130,12 +125,18 @@ class ProblemStats:
         }
 
     def _row(self, problem: Problem) -> int:
+        """Return the row of a problem, which is new with its first sample."""
         row = self._rows.setdefault(problem.id, len(self._rows))
-        if row == len(self._source):
+        is_new = row == len(self._source)
+        if is_new:
             for column in (self._counts | self._sums).values():
                 column.append(0)
-            self._source.append(self._sources.setdefault(problem.source, len(self._sources)))
+            self._source.append(self._source_number(problem.source))
         return row
+
+    def _source_number(self, name: str) -> int:
+        """Return the number of a source: sources are numbered in the order of first samples."""
+        return self._sources.setdefault(name, len(self._sources))
 
 
 @overload
@@ -160,16 +161,14 @@ def write_problem_stats(path: Path, table: pa.Table) -> None:
 def read_problem_stats(path: Path) -> ProblemStats:
     """Read a table that `write_problem_stats` has written. Raises DataError for anything else."""
     stats = ProblemStats()
-    schema_table = stats.table().schema
+    schema = stats.table().schema
     with stored_table(path) as stored:
-        if stored.names != schema_table.names:
+        if stored.names != schema.names:
             raise ValueError(f"it has the columns {shorten(', '.join(stored.names), 120)}")
         table = stored.read(stored.names)
-        if any(
-            table[name].type != schema_table.field(name).type or table[name].null_count
-            for name in (*COUNTS, *SUMS)
-        ):
-            raise ValueError("a column holds other values than numbers")
+        for name in (*COUNTS, *SUMS):
+            if table[name].type != schema.field(name).type or table[name].null_count:
+                raise ValueError("a column holds other values than numbers")
         stats.load_table(table)
     return stats
 
@@ -184,7 +183,8 @@ def _texts(texts: list[str]) -> pa.Array:
 
 def _from_texts(column: pa.ChunkedArray) -> list[str]:
     """Return the texts that a column of `_texts` was made from."""
-    texts = column.to_pylist()
-    return [
-        text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text for text in texts
-    ]
+    texts = []
+    for value in column.to_pylist():
+        is_encoded = isinstance(value, bytes)
+        texts.append(value.decode("utf-8", "surrogatepass") if is_encoded else value)
+    return texts

@@ -18,7 +18,7 @@ from dapo.policy.prefixes import sorted_prefixes, token_array
 from dapo.runs.metric_table import metric_of
 from dapo.runs.rollout_table import storable
 from dapo.sampling.selection import Prediction
-from dapo.types import Episode, Generation, Group
+from dapo.types import Episode, Generation, Group, Verdict
 
 REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second"
@@ -45,36 +45,30 @@ def rollout_metrics(
         shortfall: The number of groups that a full batch would have in addition.
     """
     groups = [group for group, _ in decided]
+    outcomes = [outcome for _, outcome in decided]
+    trained_groups = [group for group, outcome in decided if outcome == "trained"]
     generations = [generation for group in groups for generation in group.generations]
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [generation.num_sampled for generation in generations]
-    num_tokens = sum(  # with observations
-        len(part.token_ids) for generation in generations for part in generation.conversations
-    )
-    shared = sum(
-        shared_tokens([generation.token_ids for generation in group.generations])
-        for group in groups
-    )
-    outcomes = [outcome for _, outcome in decided]
-    shaped = [reward for group in groups for reward in group.rewards if reward is not None]
-    trained = [
-        r
-        for group, outcome in decided
-        if outcome == "trained"
-        for r in group.rewards
-        if r is not None
-    ]
+    # with observations
+    parts = [part for generation in generations for part in generation.conversations]
+    num_tokens = sum(len(part.token_ids) for part in parts)
+    shared = 0
+    for group in groups:
+        shared += shared_tokens([generation.token_ids for generation in group.generations])
     metrics: dict[str, float] = {
-        "reward/mean": _mean(shaped),
-        "reward/trained_mean": _mean(trained),
+        "reward/mean": _mean(_rewards(groups)),
+        "reward/trained_mean": _mean(_rewards(trained_groups)),
         "reward/score_mean": _mean([verdict.score for verdict in valid]),
         "rollout/keep_rate": _fraction(outcomes, "trained"),
         "rollout/all_correct_fraction": _fraction(map(common_verdict, groups), True),
         "rollout/all_wrong_fraction": _fraction(map(common_verdict, groups), False),
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
-        "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
+        "rollout/truncated_fraction": _fraction(
+            [generation.finish for generation in generations], "length"
+        ),
         "rollout/shared_token_fraction": shared / max(1, num_tokens),
         "rollout/entropy_estimate": -fsum(map(_logprob, generations)) / max(1, sum(lengths)),
         "rollout/verifier_errors": len(verdicts) - len(valid),
@@ -88,18 +82,33 @@ def rollout_metrics(
         metrics["rollout/branch_prompt_tokens"] = sum(map(_branch_prompt_tokens, groups))
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
-    if pass_rates := list(
-        signal_pass_rates(group for group, outcome in decided if outcome == "trained")
-    ):
+    pass_rates = list(signal_pass_rates(trained_groups))
+    if pass_rates:
         metrics["rollout/trained_pass_rate_mean"] = _mean(pass_rates)
-    for name in dict.fromkeys(name for verdict in valid for name in verdict.components):
-        scores = [verdict.components[name] for verdict in valid if name in verdict.components]
-        # trackers do not take a colon
-        metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)
+    metrics |= _component_metrics(valid)
     for kind, counts in (("groups", group_counts), ("tokens", token_counts)):
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
-        metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
+        for outcome, count in counts.items():
+            metrics[f"rollout/{kind}_{outcome}"] = count
     return metrics
+
+
+def _rewards(groups: Iterable[Group]) -> list[float]:
+    """Return the shaped rewards of the responses that have one."""
+    return [reward for group in groups for reward in group.rewards if reward is not None]
+
+
+def _component_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Compute the mean of each part of a combined reward, over the responses that have it."""
+    scores: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for name, score in verdict.components.items():
+            scores.setdefault(name, []).append(score)
+    # trackers do not take a colon
+    return {
+        f"reward/component/{name.replace(':', '.')}": _mean(values)
+        for name, values in scores.items()
+    }
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -111,11 +120,12 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/tool_calls": sum(episode.tool_calls for episode in episodes),
         "rollout/tool_errors": sum(episode.tool_errors for episode in episodes),
     }
-    of_agents = [episode.counts for episode in episodes if episode.counts]
-    if of_agents:
-        totals = {name: sum(counts.get(name, 0) for counts in of_agents) for name in _AGENT_COUNTS}
-        metrics["rollout/branches_mean"] = totals.pop("branches") / len(of_agents)
-        metrics |= {f"rollout/{_AGENT_COUNTS[name]}": total for name, total in totals.items()}
+    agent_counts = [episode.counts for episode in episodes if episode.counts]
+    if agent_counts:
+        for name, metric in _AGENT_COUNTS.items():
+            metrics[f"rollout/{metric}"] = sum(counts.get(name, 0) for counts in agent_counts)
+        # the only mean of these
+        metrics["rollout/branches_mean"] /= len(agent_counts)
     return metrics
 
 
@@ -147,7 +157,9 @@ def common_verdict(group: Group) -> bool | None:
     advantages of 0.
     """
     correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
-    return correct[0] if len(correct) > 1 and len(set(correct)) == 1 else None
+    if len(correct) > 1 and len(set(correct)) == 1:
+        return correct[0]
+    return None
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
@@ -158,8 +170,9 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
     """
     for group in groups:
         correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
-        if None not in correct and 0 < sum(map(bool, correct)) < len(correct):
-            yield sum(map(bool, correct)) / len(correct)
+        num_correct = sum(map(bool, correct))
+        if None not in correct and 0 < num_correct < len(correct):
+            yield num_correct / len(correct)
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
@@ -197,32 +210,34 @@ def prediction_metrics(prediction: Prediction) -> dict[str, float]:
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Compute the fraction of responses with a phrase of reflection."""
     texts = [text for group in groups for text in group.texts]
-    num_matches = sum(
-        pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
-        for part in _parts(texts)
-    )
-    return {"rollout/reflection_fraction": num_matches / len(texts) if texts else 0.0}
+    if not texts:
+        return {"rollout/reflection_fraction": 0.0}
+    num_matches = 0
+    for part in _parts(texts):
+        matches = pc.match_substring_regex(part, REFLECTION, ignore_case=True)
+        num_matches += pc.sum(matches).as_py()
+    return {"rollout/reflection_fraction": num_matches / len(texts)}
 
 
 def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
     """Yield texts in parts for native search, so that other threads run between them."""
     for start in range(0, len(texts), _TEXTS_PER_SEARCH):
-        yield pa.array(map(storable, texts[start : start + _TEXTS_PER_SEARCH]), pa.large_string())
+        part = texts[start : start + _TEXTS_PER_SEARCH]
+        yield pa.array(map(storable, part), pa.large_string())
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
     """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token."""
-    tokens: Counter[int] = Counter()
+    tokens: Counter[int] = Counter()  # by the age of their weights
     for group in groups:
         for generation in group.generations:
             for sampler, count in generation.tokens_by_version.items():
                 tokens[version - sampler] += count
     if not tokens:
         return {}
+    total_age = sum(age * count for age, count in tokens.items())
     return {
-        "rollout/staleness_mean": (
-            sum(age * count for age, count in tokens.items()) / tokens.total()
-        ),
+        "rollout/staleness_mean": total_age / tokens.total(),
         "rollout/staleness_min": min(tokens),
         "rollout/staleness_max": max(tokens),
     }
@@ -239,10 +254,9 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values.setdefault(name, []).append(value)
             weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
-    means = {
-        name: _combine(metric_of(name).over_updates, numbers, weights[name])
-        for name, numbers in values.items()
-    }
+    means = {}
+    for name, numbers in values.items():
+        means[name] = _combine(metric_of(name).over_updates, numbers, weights[name])
     # half the mean square of the log ratios, where they are small
     if updates and "loss/approx_kl" in updates[-1]:
         means["loss/movement"] = math.sqrt(2 * max(updates[-1]["loss/approx_kl"], 0.0))
@@ -253,15 +267,18 @@ def _weight(over_updates: str, update: Mapping[str, float]) -> float:
     """Return the number of tokens in an update's mean over tokens; 1 for other metrics."""
     if not over_updates.startswith("mean over tokens"):
         return 1.0
-    at_upper_clip = over_updates.endswith("at the upper clip")
-    return update["optim/update_tokens"] * (
-        update["loss/clip_high_fraction"] if at_upper_clip else 1.0
-    )
+    num_tokens = update["optim/update_tokens"]
+    if over_updates.endswith("at the upper clip"):
+        return num_tokens * update["loss/clip_high_fraction"]
+    return num_tokens
 
 
 def _combine(over_updates: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if over_updates in ("sum", "max"):
-        return fsum(values) if over_updates == "sum" else max(values)
+    """Return the metric of a step from those of its updates, and their weights in a mean."""
+    if over_updates == "sum":
+        return fsum(values)
+    if over_updates == "max":
+        return max(values)
     return fmean(values, weights)
 
 
@@ -294,22 +311,20 @@ _TEXTS_PER_SEARCH = 256
 
 def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`, without zeros."""
-    judged = list(groups)
-    texts = [text for group in judged for text in group.texts]
-    generations = [generation for group in judged for generation in group.generations]
+    texts: list[str] = []
+    generations: list[Generation] = []
+    for group in groups:
+        texts += group.texts
+        generations += group.generations
+    turns = [last_turn(generation.token_ids, generation.sampled) for generation in generations]
+    is_looping = looping(turns, [generation.finish for generation in generations])
+    num_many_answers = 0
+    for part in _parts(texts):
+        num_answers = pc.count_substring_regex(part, ANSWER_MARK)
+        num_many_answers += pc.sum(pc.greater_equal(num_answers, MANY_ANSWERS)).as_py()
     counts = {
-        "rollout/looping_fraction": int(
-            looping(
-                [last_turn(g.token_ids, g.sampled) for g in generations],
-                [g.finish for g in generations],
-            ).sum()
-        ),
-        "rollout/many_answers_fraction": sum(
-            pc.sum(
-                pc.greater_equal(pc.count_substring_regex(part, ANSWER_MARK), MANY_ANSWERS)
-            ).as_py()
-            for part in _parts(texts)
-        ),
+        "rollout/looping_fraction": int(is_looping.sum()),
+        "rollout/many_answers_fraction": num_many_answers,
     }
     return {name: count / len(generations) for name, count in counts.items() if count}
 
@@ -334,7 +349,9 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
     tails = np.full((len(responses), width), -1, dtype=np.int64)  # [n, width]
     lengths = np.zeros(len(responses), dtype=np.int64)
     for row, (response, finish) in enumerate(zip(responses, finishes, strict=True)):
-        end = len(response) - (finish == "stop")
+        end = len(response)
+        if finish == "stop":
+            end -= 1  # without the end token
         tail = np.asarray(response[max(0, end - width) : end])
         lengths[row] = len(tail)
         if len(tail):
@@ -342,11 +359,11 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
     is_looping = np.zeros(len(responses), dtype=bool)
     for period in range(1, MAX_PERIOD + 1):
         span = max(REPEATS * period, MIN_LOOP_TOKENS)
-        rows = np.flatnonzero(
-            ~is_looping & (lengths >= span) & (tails[:, -1] == tails[:, -1 - period])
-        )
+        # the last token alone tells most responses apart
+        may_loop = (lengths >= span) & (tails[:, -1] == tails[:, -1 - period])
+        rows = np.flatnonzero(~is_looping & may_loop)
         if len(rows):
-            tail = tails[rows, width - span :]
+            tail = tails[rows, width - span :]  # [number of rows, span]
             is_looping[rows] = (tail[:, period:] == tail[:, :-period]).all(axis=1)
     return is_looping
 

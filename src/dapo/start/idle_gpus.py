@@ -1,6 +1,7 @@
 """Names GPUs that a configuration leaves idle, and the options that use them."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from dapo.config import Config
 
@@ -11,14 +12,18 @@ def idle_gpus(config: Config, gpus: int) -> list[str]:
         return []
     sampling = config.engine_processes * config.gpus_per_engine
     used = _used(config, gpus)
+    some_wait = config.gpu_shares(gpus).is_shared and sampling < gpus
     if used < gpus:
-        what = f"{used} of {gpus} GPUs {'is' if used == 1 else 'are'} used"
-    elif config.gpu_shares(gpus).is_shared and sampling < gpus and not config.is_supervised:
-        what = f"{max(1, sampling)} of {gpus} GPUs sample, the others wait meanwhile"
+        verb = "is" if used == 1 else "are"
+        line = f"{used} of {gpus} GPUs {verb} used"
+    elif some_wait and not config.is_supervised:
+        line = f"{max(1, sampling)} of {gpus} GPUs sample, the others wait meanwhile"
     else:
         return []
     ways = list(_ways(config, gpus))
-    return [f"{what}; to use all: {', or '.join(ways)}" if ways else what]
+    if ways:
+        line += f"; to use all: {', or '.join(ways)}"
+    return [line]
 
 
 def _used(config: Config, gpus: int) -> int:
@@ -33,39 +38,66 @@ def _used(config: Config, gpus: int) -> int:
     return min(gpus, max(config.distributed.trainer_ranks, sampling))
 
 
-def _ways(config: Config, gpus: int) -> Iterator[str]:
-    """Yield changes of options that use all GPUs, the one that is expected to be fastest first."""
-    ranks = config.distributed.trainer_ranks
-    size = config.gpus_per_engine
-    half = gpus // 2 // size * size
-    layouts: list[tuple[int, int, float | None, str]]
-    if config.is_supervised:
-        layouts = [(gpus, config.rollout.engines, None, "")]
-    elif config.samples_ahead:
-        layouts = [(gpus - half, half // size, None, "")]
-    else:
-        part = 0.5 if config.uses_ray else None
-        layouts = [(gpus, gpus // size, part, " (all sample and update in turn)")]
-    if not config.is_supervised:
-        layouts.append((ranks, (gpus - ranks) // size, None, ""))
-    named: list[str] = []
-    for trainer_ranks, engines, part, note in layouts:
-        if engines < config.rollout.engines or trainer_ranks < ranks:
-            continue
+@dataclass(frozen=True)
+class _Layout:
+    """How processes may be spread over the GPUs of a machine."""
+
+    trainer_ranks: int
+    engines: int
+    gpus_per_process: float | None = None
+    note: str = ""
+
+    def apply(self, config: Config) -> Config:
+        """Return the configuration with this layout."""
+        changed = config.changed("rollout", engines=self.engines)
+        return changed.changed(
+            "distributed",
+            trainer_ranks=self.trainer_ranks,
+            gpus_per_process=self.gpus_per_process,
+        )
+
+    def assignments(self, config: Config) -> str:
+        """Return the options that differ from a configuration's, as a command takes them."""
         values: dict[str, float] = {
-            "distributed.trainer_ranks": trainer_ranks,
-            "rollout.engines": engines,
+            "distributed.trainer_ranks": self.trainer_ranks,
+            "rollout.engines": self.engines,
         }
-        changed = config.changed("rollout", engines=engines)
-        changed = changed.changed("distributed", trainer_ranks=trainer_ranks, gpus_per_process=part)
+        if self.gpus_per_process is not None:
+            values["distributed.gpus_per_process"] = self.gpus_per_process
+        changes = []
+        for name, value in values.items():
+            if value != config.value_of(name):
+                changes.append(f"{name}={value}")
+        return " ".join(changes)
+
+
+def _layouts(config: Config, gpus: int) -> list[_Layout]:
+    """Return layouts that may use all GPUs, the one that is expected to be fastest first."""
+    if config.is_supervised:
+        return [_Layout(gpus, config.rollout.engines)]
+    size = config.gpus_per_engine
+    ranks = config.distributed.trainer_ranks
+    rest_samples = _Layout(ranks, (gpus - ranks) // size)
+    if config.samples_ahead:
+        num_engines = gpus // 2 // size
+        return [_Layout(gpus - num_engines * size, num_engines), rest_samples]
+    part = 0.5 if config.uses_ray else None
+    in_turn = _Layout(gpus, gpus // size, part, " (all sample and update in turn)")
+    return [in_turn, rest_samples]
+
+
+def _ways(config: Config, gpus: int) -> Iterator[str]:
+    """Yield changes of options that use all GPUs, in the order of `_layouts`."""
+    ways: list[str] = []
+    for layout in _layouts(config, gpus):
+        if layout.engines < config.rollout.engines:
+            continue
+        if layout.trainer_ranks < config.distributed.trainer_ranks:
+            continue
+        changed = layout.apply(config)
         if changed.conflict() is not None or _used(changed, gpus) < gpus:
             continue
-        if part is not None:
-            values["distributed.gpus_per_process"] = part
-        texts = [
-            f"{name}={value}" for name, value in values.items() if value != config.value_of(name)
-        ]
-        text = " ".join(texts)
-        if text and text not in named:  # neither the configuration itself nor the same twice
-            named.append(text)
-            yield text + note
+        way = layout.assignments(config)
+        if way and way not in ways:  # neither the configuration itself nor the same twice
+            ways.append(way)
+            yield way + layout.note

@@ -1,6 +1,7 @@
 """Pictures of an experiment: the mean of each row over seeds, with a band."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from math import ceil
 from pathlib import Path
@@ -37,7 +38,7 @@ AXIS_NAMES = {
 _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3
 _GRID_POINTS = 100
-_SIZE = (5.0, 3.6)  # inches per panel
+_SIZE = (5.0, 3.6)  # width and height of a panel in inches
 _DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES = 0.24
 _LEGEND_COLUMNS = 3
@@ -81,11 +82,13 @@ def results_figure(results: Results, condition: str) -> "Figure":
     experiment = results.facts["experiment"]
     rows = _curves_by_row(results, condition)
     panels = _panels_with_values(results, condition, rows)
-    height = ceil(len(panels) / _PER_ROW)
-    width = ceil(len(panels) / height)
-    legend_inches = _LEGEND_INCHES * ceil(len(rows) / _LEGEND_COLUMNS) + 0.35
-    width_inches = max(_SIZE[0] * width, 8.0)
-    height_inches = _SIZE[1] * height + legend_inches
+    num_rows = ceil(len(panels) / _PER_ROW)
+    num_columns = ceil(len(panels) / num_rows)
+    num_legend_lines = ceil(len(rows) / _LEGEND_COLUMNS)
+    panel_width_inches, panel_height_inches = _SIZE
+    legend_inches = _LEGEND_INCHES * num_legend_lines + 0.35
+    width_inches = max(panel_width_inches * num_columns, 8.0)
+    height_inches = panel_height_inches * num_rows + legend_inches
     # the legend takes this fraction of the picture, at its bottom
     share = legend_inches / height_inches
     layout = ConstrainedLayoutEngine(rect=(0, share, 1, 1 - share), h_pad=0.12, w_pad=0.08)
@@ -93,10 +96,11 @@ def results_figure(results: Results, condition: str) -> "Figure":
     if condition:
         title = f"{title}: {condition}"
     figure = new_figure(width_inches, height_inches, title, layout=layout)
-    grid = figure.subplots(height, width, squeeze=False).flatten()
+    grid = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     is_binary = results.is_binary(condition)
     for axes, panel in zip(grid, panels, strict=False):
         _panel(axes, panel, rows, is_binary=is_binary)
+    # the last row may have fewer panels than places
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
     _legend(figure, grid[0], share, counts=[len(curves) for curves in rows.values() if curves])
@@ -143,48 +147,59 @@ def differences_figure(results: Results) -> "Figure | None":
     if not lines:
         return None
     is_binary = all(table["binary"] for table in tables)
-    experiment = results.facts["experiment"]
-    figure = new_figure(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4, "", layout="constrained")
-    axes = figure.subplots()
     quantity = "accuracy" if is_binary else "mean score"
+    unit = "points" if is_binary else "difference"
+    _, scale = held_out_unit(is_binary=is_binary)
+    experiment = results.facts["experiment"]
+    height_inches = _DIFFERENCE_INCHES * len(lines) + 1.4
+    figure = new_figure(8.0, height_inches, "", layout="constrained")
+    axes = figure.subplots()
     title = f"{experiment['name']}: held-out {quantity} against {experiment['baseline']}"
     frame(axes, title=plain_text(title), unit="")
     axes.axvline(0, color=INK, linewidth=1)
-    _, scale = held_out_unit(is_binary=is_binary)
-    for y, (_, difference, index) in enumerate(lines):
-        if difference is not None:
-            _difference(axes, y, difference, scale, COLOURS[index % len(COLOURS)])
-    axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
-    for label, (_, difference, _) in zip(axes.get_yticklabels(), lines, strict=True):
-        label.set_fontweight("bold" if difference is None else "normal")
+    for y, line in enumerate(lines):
+        if line.difference is not None:
+            _difference(axes, y, line.difference, scale, line.colour)
+    axes.set_yticks(range(len(lines)), [plain_text(line.name) for line in lines])
+    for label, line in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if line.difference is None else "normal")
+    # the first line at the top
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
-    unit = "points" if is_binary else "difference"
-    counts = [difference["seeds"] for _, difference, _ in lines if difference is not None]
+    counts = [line.difference["seeds"] for line in lines if line.difference is not None]
     sample = "seeds and problems" if max(counts) > 1 else "problems"
     note = f"with 95 % intervals over {sample}; {_count_of_seeds(counts)}; filled: without 0"
     axes.set_xlabel(f"{unit}, {note}", color=INK, fontsize=9)
     return figure
 
 
-def _difference_lines(
-    tables: Sequence[Mapping[str, Any]],
-) -> list[tuple[str, Mapping[str, Any] | None, int]]:
-    """Return a line per condition, without a difference, and one per row that has an interval.
+@dataclass(frozen=True)
+class _Line:
+    """A line of `differences.png`: a heading, or a row with its difference."""
 
-    The last value is the row's index, which chooses its colour.
-    """
-    lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
+    name: str
+    difference: Mapping[str, Any] | None = None  # `mean`, `low` and `high`; None for a heading
+    colour: str = INK
+
+
+def _difference_lines(tables: Sequence[Mapping[str, Any]]) -> list[_Line]:
+    """Return a heading per condition, if it has a name, and a line per row that has an interval."""
+    lines: list[_Line] = []
     for table in tables:
         rows = []
         for index, row in enumerate(table["rows"]):
             difference = row["to_baseline"]
             if difference is not None and difference["low"] is not None:
-                rows.append((row["variant"], difference, index))
+                rows.append(_Line(row["variant"], difference, _colour(index)))
         if table["condition"] and rows:
-            lines.append((table["condition"], None, 0))
+            lines.append(_Line(table["condition"]))
         lines += rows
     return lines
+
+
+def _colour(index: int) -> str:
+    """Return the colour of the row of this index in a table, the same in all pictures."""
+    return COLOURS[index % len(COLOURS)]
 
 
 def _difference(
@@ -194,7 +209,8 @@ def _difference(
     low = scale * difference["low"]
     high = scale * difference["high"]
     mean = scale * difference["mean"]
-    fill = "white" if difference["low"] <= 0 <= difference["high"] else colour
+    has_zero = difference["low"] <= 0 <= difference["high"]
+    fill = "white" if has_zero else colour
     axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
     axes.plot([mean], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
 
@@ -209,9 +225,8 @@ def _panel(
     axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool
 ) -> None:
     """Draw one metric: a curve with a band for each row."""
-    is_accuracy = panel.metric == ACCURACY
     is_by_step = panel.against == "steps"
-    if is_accuracy:
+    if panel.metric == ACCURACY:
         title = "Held-out accuracy" if is_binary else "Held-out score"
         unit, scale = held_out_unit(is_binary=is_binary)
     else:
@@ -222,34 +237,62 @@ def _panel(
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
-    floor, ceiling = _range(panel.metric, is_binary=is_binary)
+    value_range = _range(panel.metric, is_binary=is_binary)
     for index, (name, runs) in enumerate(rows.items()):
-        curves = [_curve(columns, panel) for columns in runs]
-        curves = [curve for curve in curves if len(curve[0])]
-        if not curves:
-            continue
-        grid, mean, low, high = mean_curve(curves, is_by_step=is_by_step)
-        colour = COLOURS[index % len(COLOURS)]
-        # a band does not leave the range of the metric, unless the mean does
-        lowest = mean.min(where=~np.isnan(mean), initial=floor)
-        low = np.clip(low, lowest, ceiling)
-        high = np.clip(high, floor, ceiling)
-        axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
-        has_points = len(grid) == 1 or (is_accuracy and is_by_step)
-        axes.plot(
-            grid,
-            scale * mean,
-            color=colour,
-            linestyle=STYLES[index // len(COLOURS) % len(STYLES)],
-            linewidth=1.8,
-            marker="o" if has_points else None,
-            markersize=3,
-            label=name,
-        )
+        curves = []
+        for columns in runs:
+            positions, values = _curve(columns, panel)
+            if len(positions):
+                curves.append((positions, values))
+        if curves:
+            _row(axes, curves, index, name, scale, value_range, panel)
     if is_by_step:
         axes.locator_params(axis="x", integer=True)
     elif panel.against == "tokens":
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
+
+
+def _row(
+    axes: "Axes",
+    curves: Sequence[Curve],
+    index: int,
+    name: str,
+    scale: float,
+    value_range: tuple[float, float],
+    panel: Panel,
+) -> None:
+    """Draw the mean of a row's runs as a line, with a band.
+
+    Args:
+        axes: where to draw.
+        curves: one per run.
+        index: the place of the row in the table, which chooses colour and style.
+        name: its name in the legend.
+        scale: what values are multiplied by.
+        value_range: the least and the largest value of the metric, before scaling.
+        panel: the metric, and what it is drawn against.
+    """
+    is_by_step = panel.against == "steps"
+    floor, ceiling = value_range
+    grid, mean, low, high = mean_curve(curves, is_by_step=is_by_step)
+    # a band does not leave the range of the metric, unless the mean does
+    lowest = mean.min(where=~np.isnan(mean), initial=floor)
+    low = np.clip(low, lowest, ceiling)
+    high = np.clip(high, floor, ceiling)
+    colour = _colour(index)
+    axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
+    # a line of one point would not be seen, and evaluations have steps between them
+    has_points = len(grid) == 1 or (panel.metric == ACCURACY and is_by_step)
+    axes.plot(
+        grid,
+        scale * mean,
+        color=colour,
+        linestyle=STYLES[index // len(COLOURS) % len(STYLES)],
+        linewidth=1.8,
+        marker="o" if has_points else None,
+        markersize=3,
+        label=name,
+    )
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
@@ -268,6 +311,8 @@ def mean_curve(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return positions, means and 95 % interval ends over seeds, up to the shortest curve.
 
+    All four are `[n]`, one value per position.
+
     With `is_by_step` the positions are the steps that all curves have; others are interpolated
     linearly.
     """
@@ -277,15 +322,17 @@ def mean_curve(
     else:
         first = max(positions[0] for positions, _ in curves)
         last = min(positions[-1] for positions, _ in curves)
-        grid = np.linspace(first, last, _GRID_POINTS) if last > first else np.array([last])
+        grid = np.array([last])
+        if last > first:
+            grid = np.linspace(first, last, _GRID_POINTS)
     values = np.stack([np.interp(grid, positions, heights) for positions, heights in curves])
     mean = values.mean(axis=0)
     count = len(curves)
     if count < 2:
         return grid, mean, mean, mean
     deviation = values.std(axis=0, ddof=1)
-    half = student_quantile(count - 1) * deviation / np.sqrt(count)
-    return grid, mean, mean - half, mean + half
+    half_width = student_quantile(count - 1) * deviation / np.sqrt(count)
+    return grid, mean, mean - half_width, mean + half_width
 
 
 def _range(metric: str, *, is_binary: bool = True) -> tuple[float, float]:

@@ -32,7 +32,6 @@ MAX_TOKENS_SHOWN = 300
 MAX_TEXT = 4_000
 MIN_TEXT = 100
 EVALUATIONS_PAIRED = 4
-DETAILS = (run_details.options, run_details.findings)
 
 
 def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
@@ -69,6 +68,7 @@ def report_html(path: Path) -> str:
 
 
 def _reader(path: Path) -> RunReader:
+    """Return the reader of a run. Raises CheckpointError without one."""
     files = RunReader(path.resolve().name, path)
     files.require_run()
     return files
@@ -88,24 +88,32 @@ def _report(files: RunReader) -> tuple[str, dict[str, Any]]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
+    """Return the values of the page, by the names under which its scripts read them."""
     num_groups, groups = _sample(run)
-    all_rows = {"kind": "all", "limit": str(queries.MAX_PAGE)}
-    pages = [
-        queries.problems(run, all_rows | {"offset": str(at)})
-        for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)
-    ]
+    problems = _problems(run)
     return {
         "overview": queries.overview([run]),
         "metrics": queries.metrics(run, {}),
-        **{query.__name__: _or_error(partial(query, run, {})) for query in DETAILS},
+        "options": _or_error(partial(run_details.options, run, {})),
+        "findings": _or_error(partial(run_details.findings, run, {})),
         "logs": _or_error(partial(_logs, run)),
         "groups": groups,
         "of_groups": num_groups,
         "index": run.index.state(),
         "note": queries.missing_rollouts(run),
-        "problems": pages[0] | {"rows": [row for page in pages for row in page["rows"]]},
+        "problems": problems,
         **_evaluations(run.files),
     }
+
+
+def _problems(run: queries.ViewedRun) -> dict[str, Any]:
+    """Return the first MAX_PROBLEMS problems, with the facts of the first page of them."""
+    pages = []
+    for offset in range(0, MAX_PROBLEMS, queries.MAX_PAGE):
+        parameters = {"kind": "all", "limit": str(queries.MAX_PAGE), "offset": str(offset)}
+        pages.append(queries.problems(run, parameters))
+    rows = [row for page in pages for row in page["rows"]]
+    return pages[0] | {"rows": rows}
 
 
 def _logs(run: queries.ViewedRun) -> list[dict[str, Any]]:
@@ -125,20 +133,20 @@ def _or_error(answer: Callable[[], Any]) -> Any:
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
     """Return the number of stored groups, and the most informative ones that fit, at least one."""
-    total, order = pick_groups(run.index)
-    chosen: list[dict[str, Any]] = []
+    num_groups, keys = pick_groups(run.index)
+    groups: list[dict[str, Any]] = []
     budget = MAX_GROUP_BYTES
-    for step, group_id in order:
-        group = queries.group(
-            run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN
-        )
+    for step, group_id in keys:
+        parameters = {"step": str(step), "group": str(group_id)}
+        group = queries.group(run, parameters, max_tokens=MAX_TOKENS_SHOWN)
         for response in group["responses"]:
             shorten_texts(response)
         budget -= len(to_json(group))
-        if budget < 0 and chosen:
+        if budget < 0 and groups:
             break
-        chosen.append(group)
-    return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
+        groups.append(group)
+    groups.sort(key=lambda group: (-group["step"], group["group_id"]))
+    return num_groups, groups
 
 
 def shorten_texts(response: dict[str, Any]) -> None:
@@ -146,16 +154,17 @@ def shorten_texts(response: dict[str, Any]) -> None:
     response["response"] = shorten(response["response"], MAX_TEXT)
     turns = response["turns"] or ()
     for turn in turns:
-        turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
+        max_chars = max(MIN_TEXT, MAX_TEXT // len(turns))
+        turn["text"] = shorten(turn["text"], max_chars)
     calls = response["calls"] or ()
     for call in calls:
-        most = max(MIN_TEXT, MAX_TEXT // len(calls))
-        call["text"] = shorten(call["text"], most)
-        call["tool_calls"] = [shorten(text, most) for text in call["tool_calls"]]
+        max_chars = max(MIN_TEXT, MAX_TEXT // len(calls))
+        call["text"] = shorten(call["text"], max_chars)
+        call["tool_calls"] = [shorten(text, max_chars) for text in call["tool_calls"]]
         for message in call["messages"]:
-            message["text"] = shorten(message["text"], most)
+            message["text"] = shorten(message["text"], max_chars)
         # the page shows the messages in the place of their tokens
-        if call["context"] is not None and sum(map(len, call["context"])) > most:
+        if call["context"] is not None and sum(map(len, call["context"])) > max_chars:
             call["context"] = None
 
 
@@ -171,27 +180,34 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
         last = len(steps) - 1
         indices = {round(i * last / (MAX_STEPS - 1)) for i in range(MAX_STEPS)}
         steps = [steps[index] for index in sorted(indices)]
-    ranked: list[tuple[int, int, int]] = []
+    # sorted, these give the best rank first, and of one rank the latest step
+    order: list[tuple[int, int, int]] = []
     for step in steps:
-        here = [group for group in groups if group["step"] == step]
-        ranked += [(rank, -step, group["group_id"]) for rank, group in _by_interest(here)]
-    return len(groups), [(-step, group_id) for _, step, group_id in sorted(ranked)]
+        step_groups = [group for group in groups if group["step"] == step]
+        for rank, group in _by_interest(step_groups):
+            order.append((rank, -step, group["group_id"]))
+    order.sort()
+    keys = [(-negative_step, group_id) for _, negative_step, group_id in order]
+    return len(groups), keys
 
 
 def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the groups of a step with their ranks, the most informative first."""
     trained = [group for group in groups if group["outcome"] == "trained"]
     by_score = sorted(trained, key=lambda group: (group["score"] or 0.0, group["group_id"]))
-    first = [*by_score[-1:], *by_score[:1]]
+    best_and_worst = []
+    if by_score:
+        best_and_worst = [by_score[-1], by_score[0]]
     if groups and groups[0]["outcome"] == "trained":
-        first.append(groups[0])
-    by_outcome = {}
+        best_and_worst.append(groups[0])
+    first_of_outcome = {}
     for group in reversed(groups):
         if group["outcome"] != "trained":
-            by_outcome[group["outcome"]] = group
+            first_of_outcome[group["outcome"]] = group
     ids: set[int] = set()
-    for rank, kind in enumerate((first, list(by_outcome.values()), groups)):
-        for group in kind:
+    ranks = (best_and_worst, list(first_of_outcome.values()), groups)
+    for rank, rank_groups in enumerate(ranks):
+        for group in rank_groups:
             if group["group_id"] not in ids:
                 ids.add(group["group_id"])
                 yield rank, group
@@ -200,33 +216,35 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 def _evaluations(files: RunReader) -> dict[str, Any]:
     """Return summaries of all evaluations, and tables and differences of some."""
     summaries = files.evaluations()
-    readable = [summary["step"] for summary in summaries if "problem" not in summary]
-    steps = readable
-    if len(readable) > EVALUATIONS_PAIRED:
+    steps = [summary["step"] for summary in summaries if "problem" not in summary]
+    if len(steps) > EVALUATIONS_PAIRED:
         half = EVALUATIONS_PAIRED // 2
-        steps = [*readable[:half], *readable[-half:]]
+        steps = [*steps[:half], *steps[-half:]]
     tables = {}
-    paired = {}
     budget = MAX_EVALUATION_BYTES
-    for step in [*steps[:1], *steps[:0:-1]]:  # the first, then from the last one back
+    first_step = steps[:1]
+    later_steps = steps[1:]
+    # those that a reader wants most: the first, then from the last one back
+    for step in [*first_step, *reversed(later_steps)]:
         table = files.evaluation(step)
         budget -= len(to_json(table))
         if budget >= 0:
             tables[str(step)] = table
-    for a, b in combinations(steps, 2):
+    differences = {}
+    for first, second in combinations(steps, 2):
+        pair = partial(paired_evaluations, files.evaluation(first), files.evaluation(second))
         # a resumed run may have evaluated with other settings
-        difference = partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
-        paired[f"{a}:{b}"] = _or_error(difference)
-    return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired}
+        differences[f"{first}:{second}"] = _or_error(pair)
+    return {"evaluations": summaries, "evaluation_tables": tables, "paired": differences}
 
 
 def _page(data: dict[str, Any], *, title: str) -> str:
     """Return the HTML of the report: scripts, style and values, and a policy of their hashes."""
-    scripts = [page_file(name) for name in SCRIPTS]
-    scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
+    scripts = [_script(name) for name in SCRIPTS]
     style = page_file("style.css")
+    script_hashes = " ".join(map(_hash, scripts))
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)};"
+        f"default-src 'none'; script-src {script_hashes}; style-src {_hash(style)};"
         " img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     values = to_json(data).replace("<", "\\u003c")  # no text can then end the element
@@ -238,12 +256,19 @@ def _page(data: dict[str, Any], *, title: str) -> str:
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
     )
     body = re.sub(r"<script src=[^>]*></script>\n", "", body)
-    inline = "\n".join(f"<script>{text}</script>" for text in scripts)
+    script_elements = "\n".join(f"<script>{text}</script>" for text in scripts)
     data_element = f'<script type="application/json" id="report-data">{values}</script>'
-    body = body.replace("</body>", f"{data_element}\n{inline}\n</body>")
+    body = body.replace("</body>", f"{data_element}\n{script_elements}\n</body>")
     return f"{head}</head>{body}"
 
 
+def _script(name: str) -> str:
+    """Return a script of the page, in which no text ends the element that it stands in."""
+    return re.sub(r"</(script)", r"<\\/\1", page_file(name), flags=re.IGNORECASE)
+
+
 def _hash(text: str) -> str:
+    """Return the hash of an element's text, as a security policy lists it."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+    code = base64.b64encode(digest).decode("ascii")
+    return f"'sha256-{code}'"

@@ -1,7 +1,7 @@
 """The queries of the pages Findings, Options and Log."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dapo.analysis.view.queries import Parameters, ViewedRun
@@ -10,6 +10,7 @@ from dapo.config.option_entries import flat_options, option_entries
 from dapo.core.errors import DataError
 from dapo.core.files import open_no_link
 from dapo.core.text import quoted
+from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import WRITTEN, Fork, manifest_entry
 from dapo.runs.stored_config import option_changes
 
@@ -30,31 +31,49 @@ def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     `written` is True for those that the user wrote, in a file, a command, a call or a fork; None
     for all in a run that does not record them.
     """
+    directory = run.files.directory
     config = run.files.config()
-    raw = read_options(run.files.directory.config)
-    required = {name for name in config if name.startswith(_REQUIRED)}
-    least = {
-        "preset": raw["preset"],
-        "model": raw["model"]["name"],
-        "data": {"train": raw["data"]["train"]},
-    }
-    defaults = flat_options(build_config(least))
+    raw_options = read_options(directory.config)
+    preset = raw_options["preset"]
+    defaults = _defaults(raw_options)
     meanings = {entry.name: entry.meaning for entry in option_entries()}
-    written = manifest_entry(run.files.directory, WRITTEN)
-    fork = Fork.of(run.files.directory)
-    if isinstance(written, list) and fork is not None:
-        written = [*written, *fork.changed]
+    written_names = _written_names(directory)
     rows = []
     for name, value in config.items():
         row = {
             "name": name,
             "value": value,
             "meaning": meanings.get(name, ""),
-            "default": None if name in required else defaults.get(name),
-            "written": _is_written(name, written) if isinstance(written, list) else None,
+            "default": defaults.get(name),
+            "written": None,
         }
+        if written_names is not None:
+            row["written"] = _is_written(name, written_names)
         rows.append(row)
-    return {"preset": raw["preset"], "rows": rows, "changes": option_changes(run.files.directory)}
+    return {"preset": preset, "rows": rows, "changes": option_changes(directory)}
+
+
+def _defaults(raw_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a run's preset by option, without those that a user must set."""
+    # the preset with nothing but what every run must set
+    least_options = {
+        "preset": raw_options["preset"],
+        "model": raw_options["model"]["name"],
+        "data": {"train": raw_options["data"]["train"]},
+    }
+    values = flat_options(build_config(least_options))
+    return {name: value for name, value in values.items() if not name.startswith(_REQUIRED)}
+
+
+def _written_names(directory: RunDirectory) -> list[Any] | None:
+    """Return the options that the user wrote, and those of a fork; None if nobody recorded them."""
+    names = manifest_entry(directory, WRITTEN)
+    if not isinstance(names, list):
+        return None
+    fork = Fork.of(directory)
+    if fork is None:
+        return names
+    return [*names, *fork.changed]
 
 
 def _is_written(name: str, written: Sequence[Any]) -> bool:
@@ -71,16 +90,11 @@ def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     Raises DataError for an unknown name.
     """
     folder = run.files.directory.logs
-    first = (run.files.directory.console_log.name, run.files.directory.verifier_log.name)
-    names = []
-    if folder.is_dir():
-        entries = [entry.name for entry in os.scandir(folder) if entry.is_file()]
-        # a leading dot: a file that is being written
-        names = sorted(name for name in entries if not name.startswith("."))
-    # the console's lines, then what the verifier prints, then the other processes
-    names.sort(key=lambda name: first.index(name) if name in first else len(first))
-    name = query.get("file") or next(iter(names), None)
-    if name is None:
+    names = _log_names(run.files.directory)
+    name = query.get("file")
+    if not name and names:
+        name = names[0]
+    if not name:
         return {"files": [], "file": None, "text": "", "left_out": 0}
     if name not in names:
         listing = ", ".join(names) or "none"
@@ -91,3 +105,16 @@ def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
         file.seek(left_out)
         text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
     return {"files": names, "file": name, "text": text, "left_out": left_out}
+
+
+def _log_names(directory: RunDirectory) -> list[str]:
+    """Return the files in `logs`: the console's lines, what the verifier prints, then the others."""
+    if not directory.logs.is_dir():
+        return []
+    entries = [entry.name for entry in os.scandir(directory.logs) if entry.is_file()]
+    # a leading dot: a file that is being written
+    names = sorted(name for name in entries if not name.startswith("."))
+    first_names = (directory.console_log.name, directory.verifier_log.name)
+    first = [name for name in first_names if name in names]
+    others = [name for name in names if name not in first_names]
+    return [*first, *others]

@@ -231,22 +231,22 @@ async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Resp
     )
     pending = asked.submit(agent_request)
     is_streamed = bool(body.get("stream"))
-    answered: asyncio.Future[Any]
+    answer: asyncio.Future[Any]
     if is_streamed and isinstance(pending, GrowingPending):
         pending.is_watched = True
-        answered = asyncio.ensure_future(pending.begun.wait())
+        answer = asyncio.ensure_future(pending.begun.wait())
     else:
-        answered = asyncio.wrap_future(pending.answers)
-    gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
+        answer = asyncio.wrap_future(pending.answers)
+    disconnect: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({answered, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not answered.done():
+        await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
             pending.answers.cancel()
             return Response(status_code=499)
-        answered.result()
+        answer.result()  # raises what the answer has raised
     finally:
-        gone.cancel()
-        answered.cancel()
+        disconnect.cancel()
+        answer.cancel()
     if isinstance(pending, GrowingPending) and not pending.answers.done():
         events = grown(dialect, body, pending)
         return StreamingResponse(events, media_type="text/event-stream")
@@ -262,16 +262,19 @@ async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Resp
 
 
 def _text_of(body: Mapping[str, Any], name: str) -> str | None:
+    """Return a text of a request; None for any other value."""
     value = body.get(name)
     return value if isinstance(value, str) else None
 
 
 def _mapping_of(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object of a request; empty for any other value."""
     value = body.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 async def _disconnected(request: "Request") -> None:
+    """Wait until the client has gone."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -297,6 +300,7 @@ async def _body_of(request: "Request", *, may_be_empty: bool = False) -> Mapping
 
 
 def _key_of(request: "Request") -> str:
+    """Return the API key of a request, as the SDKs of OpenAI and Anthropic send it."""
     header = request.headers.get("authorization", "")
     scheme, _, token = header.partition(" ")
     if scheme.lower() == "bearer":
@@ -305,6 +309,7 @@ def _key_of(request: "Request") -> str:
 
 
 def _session_of(request: "Request", find: Callable[[str, str | None], Asked]) -> Session:
+    """Return the session of a request. Raises AgentError for a served model."""
     asked = find(_key_of(request), request.path_params.get("session"))
     if not isinstance(asked, Session):
         raise AgentError(404, "a served model takes no rewards", "not_found")

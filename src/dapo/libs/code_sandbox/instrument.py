@@ -108,9 +108,12 @@ class DataFlow:
             case ast.Match():
                 yield from self._edges_of_match(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
+                # what it may return, called as a function or as a method
                 yield Names.of(*node.body), Names({node.name}, {node.name})
+                # what its parameters may be
                 defaults = [*node.args.defaults, *node.args.kw_defaults]
-                yield Names.of(*node.decorator_list, *defaults), Names(parameters_of(node))
+                sources = Names.of(*node.decorator_list, *defaults)
+                yield sources, Names(parameters_of(node))
             case ast.ClassDef(name=name, body=body):
                 yield Names.of(*body), Names({name})
             case ast.Call() | ast.Expr(value=ast.Call()):
@@ -119,7 +122,8 @@ class DataFlow:
     def _edges_of_try(self, node: ast.Try) -> Iterator[tuple[Names, Names]]:
         """Yield the flows of a `try`: from its body to its handlers, and to all that it assigns."""
         names = Names.of(*node.body)
-        yield names, Names({handler.name for handler in node.handlers if handler.name})
+        exceptions = {handler.name for handler in node.handlers if handler.name}
+        yield names, Names(exceptions)
         # whether the body raises decides what is assigned: `raised = True`
         statements = [*node.body, *node.orelse]
         for handler in node.handlers:
@@ -135,7 +139,8 @@ class DataFlow:
                 captures.variables.add(part.name)
         yield names, captures
         # the subject decides which case runs
-        yield names, _bound_in([part for case in node.cases for part in case.body])
+        statements = [statement for case in node.cases for statement in case.body]
+        yield names, _bound_in(statements)
 
     def _edges_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
         """Yield the flows of a `with`, and note the objects that receive the output."""
@@ -336,9 +341,10 @@ class Instrument(ast.NodeTransformer):
         name = last_name(node.func)
         if name in self._defined or not (name.startswith("assert") or name == "raises"):
             return False
-        is_truth_test = name in ("assertTrue", "assertFalse") and bool(node.args)
-        if is_truth_test and constant_truth(node.args[0]) is not None:
-            return False
+        if name in ("assertTrue", "assertFalse") and node.args:
+            is_the_same_for_all_programs = constant_truth(node.args[0]) is not None
+            if is_the_same_for_all_programs:
+                return False
         return self._uses_program(*node.args, *node.keywords)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
@@ -369,16 +375,13 @@ class Instrument(ast.NodeTransformer):
         body_fails = any(map(_always_fails, [*node.body, *node.orelse]))
         expects = body_fails and self._uses_program(*node.body)
         # before the visit, which replaces the assertions
-        have_assertions = [
-            any(isinstance(part, ast.Assert) for part in _walk(handler.body))
-            for handler in node.handlers
-        ]
+        have_assertions = [_has_assertion(handler) for handler in node.handlers]
         self.generic_visit(node)
-        for handler, asserts in zip(node.handlers, have_assertions, strict=True):
+        for handler, has_assertion in zip(node.handlers, have_assertions, strict=True):
             if expects:
                 self.num_counted += 1
                 handler.body.insert(0, ast.Expr(_call("__on_except__")))
-            elif asserts or not _catches_assertions(handler.type):
+            elif has_assertion or not _catches_assertions(handler.type):
                 handler.body.insert(0, ast.Expr(_call("__clear_failure__")))
         return node
 
@@ -442,6 +445,11 @@ def _always_fails(statement: ast.stmt) -> bool:
         case ast.Raise(exc=ast.Call(func=raised)) | ast.Raise(exc=raised):
             return isinstance(raised, ast.expr) and last_name(raised) == "AssertionError"
     return _only_fails([statement])
+
+
+def _has_assertion(handler: ast.ExceptHandler) -> bool:
+    """Return True if a handler asserts something itself."""
+    return any(isinstance(part, ast.Assert) for part in _walk(handler.body))
 
 
 def _catches_assertions(kind: ast.expr | None) -> bool:

@@ -14,6 +14,7 @@ from .build import library_path
 
 _LOG = logging.getLogger("cpu_kernels")
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""The types that the functions have, each with the end of their names."""
 _MULTIPLE = 32
 MAX_WIDTH = 256
 """A head's width is a multiple of two vectors of the widest instruction set, and half a head of
@@ -22,7 +23,7 @@ one.
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 _FLOAT = ctypes.c_float
-_ARGUMENTS = {
+_ARGUMENTS: dict[str, list[Any]] = {
     "rotate": [_POINTER] * 5 + [_INT] * 6 + [_FLOAT],
     "store_positions": [_POINTER] * 4 + [_INT] * 5,
     "attention": [_POINTER] * 12 + [_INT] * 6 + [_FLOAT],
@@ -37,11 +38,12 @@ _ARGUMENTS = {
     "gate_forward": [_POINTER] * 4 + [_INT],
     "gate_backward": [_POINTER] * 6 + [_INT],
 }
-_OF_PRODUCTS = {
+_ARGUMENTS_OF_PRODUCTS: dict[str, list[Any]] = {
     "product": [_POINTER] * 6 + [_INT] * 4,
     "pack": [_POINTER] * 3 + [_INT] * 2,
     "decode": [_POINTER] * 13 + [_INT] * 8 + [_FLOAT] * 2,
 }
+"""The arguments of the functions that not every processor has for bfloat16."""
 
 
 @lru_cache(1)
@@ -50,13 +52,11 @@ def library() -> Any:
     were not compiled.
     """
     path = library_path(Path(__file__).parent, torch.backends.cpu.get_cpu_capability())
+    torch_name = "libtorch_cpu.dylib" if platform.system() == "Darwin" else "libtorch_cpu.so"
+    torch_path = Path(torch.__file__).parent / "lib" / torch_name
     try:
         library = ctypes.CDLL(str(path))
-        name = "libtorch_cpu.dylib" if platform.system() == "Darwin" else "libtorch_cpu.so"
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-        functions: dict[Any, Any] = {
-            "run": ctypes.cast(torch_library.torch_parallel_for, ctypes.c_void_p)
-        }
+        parallel_for = ctypes.CDLL(str(torch_path)).torch_parallel_for
     except (OSError, AttributeError):
         _LOG.warning(
             "%s is missing: PyTorch's functions stand in, and generation and updates are slower;"
@@ -64,19 +64,26 @@ def library() -> Any:
             path,
         )
         return None
-    for name, arguments in _ARGUMENTS.items():
-        for dtype, suffix in DTYPES.items():
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes = arguments
-            function.restype = None
-            functions[name, dtype] = function
-    for dtype in (torch.float32, torch.bfloat16)[: 1 + bool(library.multiplies_bfloat16())]:
-        for name, arguments in _OF_PRODUCTS.items():
-            functions[name, dtype] = getattr(library, f"{name}_{DTYPES[dtype]}")
-            functions[name, dtype].argtypes = arguments
-            functions[name, dtype].restype = None
+    functions: dict[Any, Any] = {"run": ctypes.cast(parallel_for, ctypes.c_void_p)}
+    for dtype in DTYPES:
+        for name, arguments in _ARGUMENTS.items():
+            functions[name, dtype] = _function(library, name, dtype, arguments)
+    product_dtypes = [torch.float32]
+    if library.multiplies_bfloat16():
+        product_dtypes.append(torch.bfloat16)
+    for dtype in product_dtypes:
+        for name, arguments in _ARGUMENTS_OF_PRODUCTS.items():
+            functions[name, dtype] = _function(library, name, dtype, arguments)
     functions["panel"] = library.panel_outputs()
     return functions
+
+
+def _function(library: ctypes.CDLL, name: str, dtype: torch.dtype, arguments: list[Any]) -> Any:
+    """Return the function of this name for a type; it takes `arguments`, and returns nothing."""
+    function = getattr(library, f"{name}_{DTYPES[dtype]}")
+    function.argtypes = arguments
+    function.restype = None
+    return function
 
 
 def serves(tensor: Tensor, width: int = 0) -> bool:
@@ -97,4 +104,6 @@ def call(name: str, first: Tensor, *arguments: Tensor | int | float | None) -> N
 
 def addresses(*arguments: Tensor | int | float | None) -> list[int | float | None]:
     """Return arguments for a compiled function: of tensors the address of their values."""
-    return [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in arguments]
+    return [
+        argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments
+    ]

@@ -4,7 +4,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,12 @@ def evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
         case ast.List(elts=inner) | ast.Tuple(elts=inner):
             return [evaluate(item, names) for item in inner]
         case ast.Dict(keys=keys, values=inner):
-            return {
-                evaluate(key, names): evaluate(item, names)
-                for key, item in zip(keys, inner, strict=True)
-                if key
-            }
+            mapping = {}
+            for key, item in zip(keys, inner, strict=True):
+                if key is not None:  # `**other` has no key
+                    name = evaluate(key, names)
+                    mapping[name] = evaluate(item, names)
+            return mapping
         case ast.Name() | ast.Attribute():
             return value_of(ast.unparse(node), names)
         case ast.Call(func=ast.Name(id=name), args=inner) if name in _FUNCTIONS:
@@ -90,8 +91,9 @@ def value_of(name: str, names: Mapping[str, Any]) -> Any:
     if name not in names:
         raise ValueError(name)
     value = names[name]
-    is_formula = isinstance(value, str) and value.startswith("= ")
-    return compute(value[2:], names) if is_formula else value
+    if isinstance(value, str) and value.startswith("= "):
+        return compute(value.removeprefix("= "), names)
+    return value
 
 
 def _apply(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -115,7 +117,8 @@ def _rewards(functions: Any, weights: Any) -> Any:
     names = [_reward_name(name) for name in listing]
     if len(names) == 1:
         return names[0]
-    return dict(zip(names, weights or [1.0] * len(names), strict=True))
+    equal_weights = [1.0] * len(names)
+    return dict(zip(names, weights or equal_weights, strict=True))
 
 
 def _reward_name(name: str) -> str:
@@ -151,22 +154,28 @@ def _files(value: Any) -> Any:
         return value
     if len(value) == 1:
         return value[0]
-    return {"mix": dict(zip(_part_names([str(path) for path in value]), value, strict=True))}
+    names = _part_names([str(path) for path in value])
+    return {"mix": dict(zip(names, value, strict=True))}
 
 
 def _part_names(paths: list[str]) -> list[str]:
     """Names of files: the last parts of their paths, as many as it takes, else with a number."""
-    parts = [re.sub(r"\.\w+$", "", path).strip("/").split("/") for path in paths]
-    longest = max(map(len, parts))
+    parts_of_paths = []
+    for path in paths:
+        without_ending = re.sub(r"\.\w+$", "", path)
+        parts_of_paths.append(without_ending.strip("/").split("/"))
     names: list[str] = []
-    for length in range(1, longest + 1):
-        names = [
-            re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(parts_of_path[-length:])).strip("_") or "part"
-            for parts_of_path in parts
-        ]
+    for length in range(1, max(map(len, parts_of_paths)) + 1):
+        names = [_joined_name(parts[-length:]) for parts in parts_of_paths]
         if len(set(names)) == len(names):
             return names
     return [f"{name}_{i}" for i, name in enumerate(names, start=1)]
+
+
+def _joined_name(parts: Sequence[str]) -> str:
+    """Parts of a path as one name of letters, digits and `_`."""
+    name = re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(parts))
+    return name.strip("_") or "part"
 
 
 _CONFIGURATIONS = {"openai/gsm8k": "main", "gsm8k": "main"}

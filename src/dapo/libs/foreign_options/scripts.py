@@ -140,7 +140,6 @@ class _Class:
     bases: list[Any]
     values: dict[str, Any]
     methods: dict[str, ast.FunctionDef]
-    is_dataclass: bool = False
 
 
 @dataclass(eq=False)
@@ -310,9 +309,10 @@ class _Reader:
                 options |= source.values
         options.pop("args", None)
         options.pop("peft_config", None)
-        peft_config = trainer.values.get("peft_config") if trainer else None
-        if isinstance(peft_config, Unknown) and lora is None:
-            options["peft_config"] = peft_config
+        if trainer is not None and lora is None:
+            peft_config = trainer.values.get("peft_config")
+            if isinstance(peft_config, Unknown):
+                options["peft_config"] = peft_config
         model = options.get("model")
         if isinstance(model, _Model):
             # what the trainer says holds before what the model was loaded with
@@ -329,7 +329,9 @@ class _Reader:
         config = trainer.values.get("peft_config") if trainer else Unknown("")
         if isinstance(config, _Object):
             return config
-        return self.loras[-1] if isinstance(config, Unknown) and self.loras else None
+        if isinstance(config, Unknown) and self.loras:
+            return self.loras[-1]
+        return None
 
     def _note_other(self, other: _Object, current: _Object | None) -> None:
         """Name the options of an object that the trainer does not use, where they differ."""
@@ -350,24 +352,25 @@ class _Reader:
             for statement in value.changes:
                 self.reading.unread.append(f"{statement} changes the rows of {name}")
             source = value.split("train").source
-            return self._option(name, source, line) if isinstance(source, list) else source
+            if isinstance(source, list):
+                return self._option(name, source, line)
+            return source
         if isinstance(value, list | tuple):
             # the punishment of long responses is an option of its own here, and no reward function
-            items = [
-                self._option(name, item, line) for item in value if not self._is_punishment(item)
-            ]
-            is_open = any(isinstance(item, Unknown) for item in items)
-            return Unknown(self._display(value)) if is_open else items
+            rewards = [item for item in value if not self._is_punishment(item)]
+            items = [self._option(name, item, line) for item in rewards]
+            if any(isinstance(item, Unknown) for item in items):
+                return Unknown(self._display(value))
+            return items
         if isinstance(value, dict):
-            inner = {key: self._option(name, item, line) for key, item in value.items()}
-            is_open = any(isinstance(item, Unknown) for item in inner.values())
-            return Unknown(self._display(value)) if is_open else inner
+            mapping = {key: self._option(name, item, line) for key, item in value.items()}
+            if any(isinstance(item, Unknown) for item in mapping.values()):
+                return Unknown(self._display(value))
+            return mapping
         if isinstance(value, _Model):
             return self._option(name, value.name, line)
         if isinstance(value, _Reference):
-            if value.text.startswith("torch:"):
-                return value.name
-            return value.text if ":" in value.text else Unknown(value.text)
+            return _option_of_reference(value)
         if isinstance(value, _Class):
             return value.text
         if isinstance(value, _Object):
@@ -395,16 +398,13 @@ class _Reader:
         """Follow functions that nobody is seen to call and that make a configuration or a
         trainer.
         """
-        functions = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        for function in functions:
-            # one of them may call another
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            # one of them may have called another
             if function in self.called_functions:
                 continue
-            calls = [inner for inner in ast.walk(function) if isinstance(inner, ast.Call)]
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
             if any(self._kind(self._value(call.func)) for call in calls):
                 self.reading.assumed.append(
                     f"line {function.lineno}: {function.name} is taken to be called"
@@ -498,11 +498,16 @@ class _Reader:
             self.num_open_branches -= 1
 
     def _try(self, body: Sequence[ast.stmt], handlers: Sequence[ast.stmt], node: ast.stmt) -> None:
+        """Follow a `try` in which nothing is raised.
+
+        Args:
+            body: the statements that run then.
+            handlers: those of `except`, which do not.
+            node: the whole statement.
+        """
         self.body(body)
         nodes = [part for statement in handlers for part in ast.walk(statement)]
-        names = [part for part in nodes if _is_stored(part)]
-        configs = [part for part in nodes if self._touches(part)]
-        if names or configs:
+        if any(_is_stored(part) or self._touches(part) for part in nodes):
             self.reading.assumed.append(f"line {node.lineno}: `except` is not followed")
 
     def _touches(self, node: ast.AST) -> bool:
@@ -539,23 +544,16 @@ class _Reader:
             if isinstance(base, _Class):
                 values |= base.values
                 methods = {**base.methods, **methods}
-        methods |= {
-            statement.name: statement
-            for statement in node.body
-            if isinstance(statement, ast.FunctionDef)
-        }
-        fields = [
-            statement
-            for statement in node.body
-            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+        fields = []
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef):
+                methods[statement.name] = statement
+            elif not isinstance(statement, ast.AsyncFunctionDef):
+                fields.append(statement)
         self.scopes.append(values)
         self.body(fields)
         self.scopes.pop()
-        is_dataclass = any(
-            "dataclass" in ast.unparse(decorator) for decorator in node.decorator_list
-        )
-        return _Class(f"{self.module}:{node.name}", bases, values, methods, is_dataclass)
+        return _Class(f"{self.module}:{node.name}", bases, values, methods)
 
     # --- assignment
 
@@ -595,13 +593,13 @@ class _Reader:
             return value
         if type(before) is type(value) and before == value:
             return value
-        line = getattr(node, "lineno", 0)
         is_definition = isinstance(value, _Reference | _Class)
         is_first_object = before is None and isinstance(value, _Object | _Model | _Data)
         if is_definition or is_first_object:
             # without it the script has no trainer at all: the branch is the one that trains
             self.reading.assumed.append(f"{self._line(node)}, in a branch, is taken")
             return value
+        line = getattr(node, "lineno", 0)
         return Unknown(f"{self._display(value)} (line {line}, in a branch)")
 
     def _set_attribute(self, owner: Any, name: Any, value: Any, node: ast.AST) -> None:
@@ -684,8 +682,11 @@ class _Reader:
     # --- expressions
 
     def _lookup(self, name: str) -> Any:
-        # within a function: its own names and those of the module
-        scopes = [self.scopes[-1], self.scopes[0]] if self.depth else [*reversed(self.scopes)]
+        """The value of a name that a statement changes; None if there is none."""
+        scopes = self.scopes[::-1]
+        if self.depth:
+            # within a function: its own names and those of the module
+            scopes = [self.scopes[-1], self.scopes[0]]
         for scope in scopes:
             if name in scope:
                 return scope[name]
@@ -698,7 +699,7 @@ class _Reader:
             case ast.Constant(value=value):
                 return value
             case ast.Name(id=name):
-                return self._name(name, node)
+                return self._name(name)
             case ast.Attribute(value=owner, attr=name):
                 return self._attribute(self._value(owner), name, node)
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
@@ -734,24 +735,30 @@ class _Reader:
                 return self._comparison(node, self._value(left), self._value(right))
             case ast.ListComp() | ast.DictComp() | ast.GeneratorExp() | ast.SetComp():
                 return self._comprehension(node)
-            case ast.Slice(lower=lower, upper=upper, step=step):
-                bounds = [
-                    None if part is None else self._value(part) for part in (lower, upper, step)
-                ]
-                is_open = any(isinstance(value, Unknown) for value in bounds)
-                return Unknown("slice") if is_open else slice(*bounds)
+            case ast.Slice():
+                return self._slice(node)
         try:
             return evaluate(node, {})
         except (ValueError, TypeError, ArithmeticError):
             return _unknown(node)
 
-    def _name(self, name: str, node: ast.expr) -> Any:
+    def _slice(self, node: ast.Slice) -> Any:
+        """The bounds of `items[lower:upper:step]`; Unknown if one of them is."""
+        parts = (node.lower, node.upper, node.step)
+        bounds = [None if part is None else self._value(part) for part in parts]
+        if any(isinstance(bound, Unknown) for bound in bounds):
+            return Unknown("slice")
+        return slice(*bounds)
+
+    def _name(self, name: str) -> Any:
+        """The value of a name; of one that is not known, its assignment is the text."""
         for scope in reversed(self.scopes):
-            if name in scope:
-                value = scope[name]
-                if isinstance(value, Unknown) and not value.text.endswith("in a branch)"):
-                    return Unknown(name if value.text == name else f"{name} = {value.text}")
+            if name not in scope:
+                continue
+            value = scope[name]
+            if not isinstance(value, Unknown) or value.text.endswith("in a branch)"):
                 return value
+            return Unknown(name if value.text == name else f"{name} = {value.text}")
         return Unknown(name)
 
     def _attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
@@ -832,27 +839,32 @@ class _Reader:
                 continue
             value = self._value(piece.value)
             spec = "" if piece.format_spec is None else self._value(piece.format_spec)
-            is_plain = isinstance(value, str | int | float | bool) and isinstance(spec, str)
-            if not is_plain:
+            if not isinstance(value, str | int | float | bool) or not isinstance(spec, str):
                 return _unknown(node)
-            try:
+            if len(spec) >= 10:
                 # a width of many signs would make a text of as many
-                texts.append(format(value, spec) if len(spec) < 10 else ast.unparse(node))
+                texts.append(ast.unparse(node))
+                continue
+            try:
+                texts.append(format(value, spec))
             except ValueError:
                 return _unknown(node)
         return "".join(texts)
 
     def _bool(self, node: ast.BoolOp) -> Any:
+        """The value of `a and b` or `a or b`: the first operand that decides, else the last."""
+        decisive = isinstance(node.op, ast.Or)
         value: Any = None
         for operand in node.values:
             value = self._value(operand)
             if isinstance(value, Unknown):
                 return _unknown(node)
-            if bool(value) == isinstance(node.op, ast.Or):
+            if bool(value) == decisive:
                 return value
         return value
 
     def _signed(self, node: ast.expr, operator: ast.unaryop, value: Any) -> Any:
+        """The value of `-value`, `+value`, `not value` or `~value`."""
         if isinstance(value, Unknown):
             return _unknown(node)
         try:
@@ -861,6 +873,7 @@ class _Reader:
             return _unknown(node)
 
     def _operation(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+        """The value of `left + right` and its like: of dictionaries, lists, paths and numbers."""
         if isinstance(node.op, ast.BitOr) and isinstance(left, dict):
             mapping = dict(left)
             self._merge(mapping, right, node)
@@ -912,27 +925,28 @@ class _Reader:
         items = self._items(self._value(generator.iter))
         if items is None:
             return _unknown(node)
-        pairs: list[Any] = []
+        values: list[Any] = []  # of a dictionary, pairs
         self.scopes.append({})
         try:
             for item in items:
                 self._assign(generator.target, item, ast.Pass())
                 verdicts = [self._value(condition) for condition in generator.ifs]
-                if any(isinstance(condition, Unknown) for condition in verdicts):
+                if any(isinstance(verdict, Unknown) for verdict in verdicts):
                     return _unknown(node)
                 if not all(verdicts):
                     continue
                 if isinstance(node, ast.DictComp):
-                    pairs.append((self._value(node.key), self._value(node.value)))
+                    key = self._value(node.key)
+                    values.append((key, self._value(node.value)))
                 else:
-                    pairs.append(self._value(node.elt))
+                    values.append(self._value(node.elt))
         finally:
             self.scopes.pop()
         if not isinstance(node, ast.DictComp):
-            return pairs
-        if not all(isinstance(key, str | int | float) for key, _ in pairs):
+            return values
+        if not all(isinstance(key, str | int | float) for key, _ in values):
             return _unknown(node)
-        return dict(pairs)
+        return dict(values)
 
     # --- calls
 
@@ -962,12 +976,18 @@ class _Reader:
         """The last part of the name of what is called, under its own name and not an alias."""
         if isinstance(function, _Reference) and function.node is None:
             return function.name
-        return ast.unparse(node.func).rpartition(".")[2] if isinstance(function, Unknown) else ""
+        if isinstance(function, Unknown):
+            return ast.unparse(node.func).rpartition(".")[2]
+        return ""
 
     def _kind(self, function: Any) -> str:
         """Which of the calls that are read this is; empty: none of them."""
         if isinstance(function, _Class):
-            return next((kind for base in function.bases if (kind := self._kind(base))), "")
+            for base in function.bases:
+                kind = self._kind(base)
+                if kind:
+                    return kind
+            return ""
         if isinstance(function, _Reference) and function.node is None:
             name = function.name
         elif isinstance(function, Unknown):
@@ -987,10 +1007,11 @@ class _Reader:
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
         for argument in node.args:
-            value = self._value(argument.value if isinstance(argument, ast.Starred) else argument)
             if not isinstance(argument, ast.Starred):
-                arguments.append(value)
-            elif isinstance(value, list | tuple):
+                arguments.append(self._value(argument))
+                continue
+            value = self._value(argument.value)
+            if isinstance(value, list | tuple):
                 arguments += value
             else:
                 keywords[f"*{ast.unparse(argument.value)}"] = Unknown(ast.unparse(argument))
@@ -1001,7 +1022,8 @@ class _Reader:
             elif isinstance(value, dict):
                 keywords |= value
             else:
-                keywords[f"**{ast.unparse(keyword.value)}"] = Unknown(ast.unparse(keyword.value))
+                text = ast.unparse(keyword.value)
+                keywords[f"**{text}"] = Unknown(text)
         return arguments, keywords
 
     def _construct(
@@ -1021,14 +1043,15 @@ class _Reader:
             keywords: its named arguments; one whose name is not known begins with `*`.
             node: the call.
         """
+        names = _CALLS[kind]
         values = self._class_values(function)
-        values |= dict(zip(_CALLS[kind], arguments, strict=False))
+        values |= dict(zip(names, arguments, strict=False))
         for name, value in keywords.items():
             if name.startswith("*"):
                 self.reading.unread.append(f"line {node.lineno}: {name} of {kind}")
             else:
                 values[name] = value
-        for extra in arguments[len(_CALLS[kind]) :]:
+        for extra in arguments[len(names) :]:
             self.reading.unread.append(
                 f"line {node.lineno}: the argument {self._display(extra)} of {kind}"
             )
@@ -1321,17 +1344,19 @@ class _Reader:
             for argument in call.arguments:
                 self._merge(mapping, _mapping_of_pairs(argument), call.node)
             return mapping | call.keywords
-        if call.name == "setattr" and len(call.arguments) == 3:
-            self._set_attribute(call.arguments[0], call.arguments[1], call.arguments[2], call.node)
+        num_arguments = len(call.arguments)
+        if call.name == "setattr" and num_arguments == 3:
+            owner, name, value = call.arguments
+            self._set_attribute(owner, name, value, call.node)
             return None
-        if (
-            call.name == "getattr"
-            and len(call.arguments) in (2, 3)
-            and isinstance(call.arguments[1], str)
-        ):
-            return self._getattr(call.arguments, call.node)
-        if call.name in ("vars", "asdict", "to_dict") and isinstance(first, _Object):
-            return first.values if call.name == "vars" else dict(first.values)
+        if call.name == "getattr" and num_arguments in (2, 3):
+            if isinstance(call.arguments[1], str):
+                return self._getattr(call.arguments, call.node)
+            return _NOT_FOUND
+        if call.name == "vars" and isinstance(first, _Object):
+            return first.values
+        if call.name in ("asdict", "to_dict") and isinstance(first, _Object):
+            return dict(first.values)
         if call.name in ("replace", "copy", "deepcopy") and isinstance(first, _Object):
             return self._copy_of(first, call.keywords, call.node)
         if call.name in ("copy", "deepcopy") and isinstance(first, dict | list):
@@ -1346,12 +1371,13 @@ class _Reader:
 
     def _getattr(self, arguments: list[Any], node: ast.Call) -> Any:
         """`getattr(owner, name)`, or `getattr(owner, name, default)`."""
-        owner = arguments[0]
-        value = self._attribute(owner, arguments[1], node)
-        has_default = len(arguments) == 3
+        owner, name, *defaults = arguments
+        value = self._attribute(owner, name, node)
         # an attribute of an unknown object may exist
         is_absent = isinstance(value, Unknown) and isinstance(owner, _Object)
-        return arguments[2] if has_default and is_absent else value
+        if defaults and is_absent:
+            return defaults[0]
+        return value
 
     def _call_of_library(self, call: _Call) -> Any:
         """The value of a function of the libraries that recipes use."""
@@ -1375,9 +1401,10 @@ class _Reader:
 
     def _call_of_pure_function(self, call: _Call) -> Any:
         """The value of a function of plain values, or of the environment."""
-        if call.name == "getenv" or (
-            call.name == "get" and "environ" in ast.unparse(call.node.func)
-        ):
+        is_of_environment = call.name == "getenv"
+        if call.name == "get":
+            is_of_environment = "environ" in ast.unparse(call.node.func)
+        if is_of_environment:
             # the environment of the script's own run is not that of this process
             if len(call.arguments) > 1:
                 return call.arguments[1]
@@ -1390,8 +1417,12 @@ class _Reader:
             return first
         are_integers = all(isinstance(argument, int) for argument in call.arguments)
         if call.name == "range" and call.arguments and are_integers:
-            return range(*call.arguments) if len(call.arguments) < 4 else _unknown(call.node)
-        if call.name not in _PURE or call.keywords or any(map(self._is_open, call.arguments)):
+            if len(call.arguments) > 3:
+                return _unknown(call.node)
+            return range(*call.arguments)
+        if call.name not in _PURE or call.keywords:
+            return _NOT_FOUND
+        if any(self._is_open(argument) for argument in call.arguments):
             return _NOT_FOUND
         try:
             return _PURE[call.name](*call.arguments)
@@ -1412,7 +1443,9 @@ class _Reader:
             else:
                 copy.values[name] = value
         if copy.kind == "GRPOConfig":
-            self.configs = [*(config for config in self.configs if config is not of), copy]
+            # the script continues with the copy
+            self.configs = [config for config in self.configs if config is not of]
+            self.configs.append(copy)
         return copy
 
     def _default_of_field(self, keywords: dict[str, Any], node: ast.Call) -> Any:
@@ -1430,16 +1463,17 @@ class _Reader:
         """Follow `parser.add_argument(...)`: the argument has its default, as if it is not passed."""
         flags = [flag for flag in arguments if isinstance(flag, str)]
         long_flags = [flag for flag in flags if flag.startswith("--")]
-        flag = (long_flags or flags or [""])[0]
+        flag = next(iter([*long_flags, *flags]), "")
         name = keywords.get("dest") or flag.lstrip("-").replace("-", "_")
         if not isinstance(name, str):
             return
         is_required = keywords.get("required") or not flag.startswith("-")
+        action = keywords.get("action")
         value: Any = None
         if is_required:
             value = Unknown(f"--{name}")
-        elif keywords.get("action") in ("store_true", "store_false"):
-            value = keywords["action"] == "store_false"
+        elif action in ("store_true", "store_false"):
+            value = action == "store_false"
         value = keywords.get("default", value)
         # argparse converts a default that is a text
         convert = keywords.get("type")
@@ -1523,12 +1557,12 @@ class _Reader:
 
     def _with_adapters(self, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         """`get_peft_model(model, LoraConfig(...))`, and unsloth's with the values themselves."""
-        model = arguments[0] if arguments else keywords.get("model")
-        config = arguments[1] if len(arguments) > 1 else keywords.get("peft_config")
+        options = dict(zip(("model", "peft_config"), arguments, strict=False))
+        options = {**keywords, **options}
+        model = options.pop("model", None)
+        config = options.pop("peft_config", None)
         values = dict(config.values) if isinstance(config, _Object) else {}
-        for name, value in keywords.items():
-            if name not in ("model", "peft_config"):
-                values[name] = value
+        values |= options
         if isinstance(model, _Model):
             return _Model(model.name, {**model.lora, **values})
         return Unknown("get_peft_model(...)")
@@ -1567,9 +1601,20 @@ _NOT_FOUND: Any = object()
 
 def _mapping_of_pairs(value: Any) -> Any:
     """The mapping that a list of pairs stands for; anything else is returned."""
-    if isinstance(value, list) and all(isinstance(item, list) and len(item) == 2 for item in value):
-        return {key: item for key, item in value if isinstance(key, str)}
-    return value
+    if not isinstance(value, list):
+        return value
+    if not all(isinstance(item, list) and len(item) == 2 for item in value):
+        return value
+    return {key: item for key, item in value if isinstance(key, str)}
+
+
+def _option_of_reference(reference: _Reference) -> Any:
+    """The value of an option that names a function, a class or a type of torch."""
+    if reference.text.startswith("torch:"):
+        return reference.name
+    if ":" in reference.text:
+        return reference.text
+    return Unknown(reference.text)
 
 
 def _unknown(node: ast.AST) -> Unknown:

@@ -40,6 +40,8 @@ MAX_DEPTH = 20  # of functions and of text that is a command again
 _OPEN = "\ue000"
 _CLOSE = "\ue001"
 """Around a piece of text whose value only the running script knows, as `$name`."""
+_SPACE = "\ue002"
+"""In the place of a space within such a piece, so that it is not split there."""
 
 Value: TypeAlias = str | dict[str, str]  # a text, or an array by index
 _PRINTING = (
@@ -150,13 +152,11 @@ class _Shell:
     def _chain(self, chain: Chain) -> None:
         verdict = self._truth(chain.first)
         if verdict is None:
-            # an ordinary command is taken to succeed
             self.follow(chain.first)
-            verdict = (
-                True
-                if not isinstance(chain.first[-1], Test) and not self._is_test(chain.first[-1])
-                else None
-            )
+            last = chain.first[-1]
+            if not isinstance(last, Test) and not self._is_test(last):
+                # an ordinary command is taken to succeed
+                verdict = True
         if verdict is None:
             self._either([chain.then], chain.line, has_rest=True)
         elif verdict == chain.is_and:
@@ -177,9 +177,11 @@ class _Shell:
     def _cases(self, command: Cases) -> None:
         word = self._text(command.word)
         if _OPEN in word and not self._is_unset(command.word):
-            self._either([body for _, body in command.branches], command.line, has_rest=True)
+            bodies = [body for _, body in command.branches]
+            self._either(bodies, command.line, has_rest=True)
             return
-        word = "" if _OPEN in word else word
+        if _OPEN in word:
+            word = ""
         for patterns, body in command.branches:
             texts = [self._text(pattern) for pattern in patterns]
             if any(_OPEN in text for text in texts):
@@ -223,17 +225,16 @@ class _Shell:
         if not ends:
             return before
         variables: dict[str, Value] = {}
-        for name in dict.fromkeys(name for end in ends for name in end):
+        names = dict.fromkeys(name for end in ends for name in end)
+        for name in names:
             values = [end.get(name) for end in ends]
             first = values[0]
-            if all(value == first for value in values) and first is not None:
+            if first is not None and all(value == first for value in values):
                 variables[name] = first
                 continue
-            listing = " or ".join(
-                dict.fromkeys(
-                    _without_marks(_array_text(value)) if value else "nothing" for value in values
-                )
-            )
+            texts = [_without_marks(_array_text(value)) if value else "nothing" for value in values]
+            distinct_texts = dict.fromkeys(texts)
+            listing = " or ".join(distinct_texts)
             variables[name] = f"{_OPEN}${name} (line {line}: {listing}){_CLOSE}"
         return variables
 
@@ -276,8 +277,10 @@ class _Shell:
         before = dict(self.variables)
         for assignment in command.assignments:
             self._assign(assignment)
-        fields = [word for word in command.words if not isinstance(word, Assignment)]
-        words = [text for word in fields for text in self._fields(word)]
+        words: list[str] = []
+        for word in command.words:
+            if not isinstance(word, Assignment):
+                words += self._fields(word)
         if not words:
             return
         name = words[0].rpartition("/")[2]
@@ -383,32 +386,22 @@ class _Shell:
 
     @staticmethod
     def _is_test(command: Command) -> bool:
+        """Return True for a command whose success says something: a test, a search."""
         if not isinstance(command, Simple) or not command.words:
             return False
         first = command.words[0]
-        return isinstance(first, tuple) and "".join(part.text for part in first) in (
-            "[",
-            "test",
-            "!",
-            "grep",
-        )
+        if not isinstance(first, tuple):
+            return False
+        name = "".join(part.text for part in first)
+        return name in ("[", "test", "!", "grep")
 
     def _truth(self, commands: Commands) -> bool | None:
         """Whether a condition holds; None: it is known only when the script runs."""
         if len(commands) != 1:
             return None
         match commands[0]:
-            case Simple(words=words) if words and not any(
-                isinstance(word, Assignment) for word in words
-            ):
-                texts = [self._condition_text(word) for word in words if isinstance(word, tuple)]
-                if texts[0] in ("true", ":"):
-                    return True
-                if texts[0] == "false":
-                    return False
-                if texts[0] == "[" and texts[-1] == "]":
-                    return _verdict_of_test(texts[1:-1])
-                return _verdict_of_test(texts[1:]) if texts[0] == "test" else None
+            case Simple(words=words):
+                return self._truth_of_simple(words)
             case Test(words=words) if words:
                 return self._double_bracket([self._condition_text(word) for word in words])
             case Test(formula=formula):
@@ -424,7 +417,25 @@ class _Shell:
                 return self._truth(then) if left == is_and else left
         return None
 
+    def _truth_of_simple(self, words: Sequence[Word | Assignment]) -> bool | None:
+        """Whether `true`, `false`, `[ ... ]` or `test ...` holds; None for any other command."""
+        # the text of a word may set variables: no word is read unless all are
+        if not words or any(isinstance(word, Assignment) for word in words):
+            return None
+        texts = [self._condition_text(word) for word in words if isinstance(word, tuple)]
+        name, *operands = texts
+        if name in ("true", ":"):
+            return True
+        if name == "false":
+            return False
+        if name == "[" and texts[-1] == "]":
+            return _verdict_of_test(operands[:-1])
+        if name == "test":
+            return _verdict_of_test(operands)
+        return None
+
     def _double_bracket(self, words: list[str]) -> bool | None:
+        """Whether `[[ ... ]]` holds, with `||` and `&&` between its tests."""
         for sign, decides in (("||", True), ("&&", False)):
             if sign in words:
                 at = words.index(sign)
@@ -445,11 +456,9 @@ class _Shell:
     def _is_unset(self, word: Word) -> bool:
         """Whether a word is one variable that the script does not set."""
         parts = [part for part in word if part.text]
-        return (
-            len(parts) == 1
-            and parts[0].kind == "variable"
-            and self._value_of(parts[0].text, checks_existence=True) is None
-        )
+        if len(parts) != 1 or parts[0].kind != "variable":
+            return False
+        return self._value_of(parts[0].text, checks_existence=True) is None
 
     # --- variables
 
@@ -457,21 +466,17 @@ class _Shell:
         name = assignment.name
         before = self.variables.get(assignment.name)
         if assignment.is_array:
-            texts = [text for word in assignment.value for text in self._fields(word)]  # type: ignore[arg-type]
-            items = dict(before) if assignment.is_added and isinstance(before, dict) else {}
-            if assignment.is_added and isinstance(before, str) and before:
-                items = {"0": before}
-            for text in texts:
-                key = re.match(r"\[([^\]]+)\]=", text)
-                index = str(len(items)) if key is None else key[1].strip("'\"")
-                items[index] = text if key is None else text[key.end() :]
-            self.variables[name] = items
+            texts: list[str] = []
+            for word in assignment.value:
+                texts += self._fields(word)  # type: ignore[arg-type]
+            self.variables[name] = _array_of(texts, before if assignment.is_added else None)
             return
         value = self._text(assignment.value)  # type: ignore[arg-type]
         if assignment.index is not None:
             index = self._text(parts_of(assignment.index)).strip("'\"")
             items = dict(before) if isinstance(before, dict) else {}
-            items[index] = f"{items.get(index, '')}{value}" if assignment.is_added else value
+            item_before = items.get(index, "") if assignment.is_added else ""
+            items[index] = f"{item_before}{value}"
             self.variables[name] = items
         elif assignment.is_added:
             start = _array_text(before) if before is not None else ""
@@ -490,7 +495,9 @@ class _Shell:
         if whole in ("++", "--"):
             sign = whole[0]
             formula = "1"
-        self.variables[name] = self._arithmetic(f"{name} {sign} ({formula})" if sign else formula)
+        if sign:
+            formula = f"{name} {sign} ({formula})"
+        self.variables[name] = self._arithmetic(formula)
 
     def _value_of(self, source: str, *, checks_existence: bool = False) -> list[str] | None:
         """The texts of a variable by what stands in its braces; None: nobody set it.
@@ -499,18 +506,20 @@ class _Shell:
         """
         match = re.fullmatch(rf"({_NAME}|[0-9@*#?$!-])(?:\[([^\]]*)\])?", source)
         if match is None:
-            variable = re.match(_NAME, source) if checks_existence else None
-            is_unset = variable is not None and variable[0] not in self.variables
-            return None if is_unset else [""]
+            # an operator stands behind the name: `name:-word`
+            variable = re.match(_NAME, source)
+            if checks_existence and variable is not None and variable[0] not in self.variables:
+                return None
+            return [""]
         name, index = match.groups()
         if name in ("@", "*"):
             return self.arguments
         if name == "#":
             return None if self.arguments is None else [str(len(self.arguments))]
         if name.isdigit():
-            arguments = self.arguments if self.arguments is not None else []
-            is_there = 0 < int(name) <= len(arguments)
-            return [arguments[int(name) - 1]] if is_there else None
+            number = int(name)
+            arguments = self.arguments or []
+            return [arguments[number - 1]] if 0 < number <= len(arguments) else None
         value = self.variables.get(name)
         if value is None:
             return None
@@ -553,28 +562,23 @@ class _Shell:
         word for each item.
         """
         fields: list[str] = []
-        is_open = False
+        is_open = False  # whether the next text continues the last field
         for part in self._with_home(word):
             texts = self._expansion(part)
+            ends_open = True
             if part.kind == "text":
                 texts = ["".join(texts)]
-            elif part.is_quoted and not _is_list(part.text):
-                texts = [" ".join(texts)]
             elif not part.is_quoted:
                 text = " ".join(texts)
-                if is_open and text[:1].isspace():
+                if text[:1].isspace():
                     is_open = False
                 ends_open = not text[-1:].isspace()
                 texts = _split_fields(text)
-                if not texts:
-                    continue
+            elif not _is_list(part.text):
+                texts = [" ".join(texts)]
+            if texts:
                 self._append(fields, texts, is_open=is_open)
                 is_open = ends_open
-                continue
-            if not texts:
-                continue
-            self._append(fields, texts, is_open=is_open)
-            is_open = True
         return fields
 
     @staticmethod
@@ -603,47 +607,54 @@ class _Shell:
             return command_text
         if not commands:
             return []
-        if len(commands) > 1 or not isinstance(commands[0], Simple) or commands[0].assignments:
+        command = commands[0]
+        if len(commands) > 1 or not isinstance(command, Simple) or command.assignments:
             return command_text
-        words = [
-            text_of_word
-            for word in commands[0].words
-            if isinstance(word, tuple)
-            for text_of_word in self._fields(word)
-        ]
-        if words == ["cat"] and len(commands[0].heredocs) == 1:
-            return [self._text(commands[0].heredocs[0]).rstrip("\n")]
+        words: list[str] = []
+        for word in command.words:
+            if isinstance(word, tuple):
+                words += self._fields(word)
+        if words == ["cat"] and len(command.heredocs) == 1:
+            return [self._text(command.heredocs[0]).rstrip("\n")]
         if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:]):
             return [" ".join(words[1:])]
         if any(_OPEN in word for word in words):
             return command_text
+        output = self._output_of_words(words)
+        return command_text if output is None else [output]
+
+    def _output_of_words(self, words: list[str]) -> str | None:
+        """The output of `expr`, `basename` and `dirname`; None for any other command."""
         match words:
             case ["expr", _, *_] if all(re.fullmatch(r"\d+|[-+*/%()]", word) for word in words[1:]):
                 number = self._arithmetic(" ".join(words[1:]))
-                return [number] if _is_integer(number) else command_text
+                return number if _is_integer(number) else None
             case ["basename", path]:
-                return [path.rstrip("/").rpartition("/")[2]]
+                return path.rstrip("/").rpartition("/")[2]
             case ["basename", path, ending]:
-                return [path.rstrip("/").rpartition("/")[2].removesuffix(ending)]
+                return path.rstrip("/").rpartition("/")[2].removesuffix(ending)
             case ["dirname", path]:
-                return [PurePosixPath(path).parent.as_posix()]
-        return command_text
+                return PurePosixPath(path).parent.as_posix()
+        return None
 
     def _variable(self, source: str) -> list[str]:
+        """The texts of a variable; `source` stands behind its dollar sign, or in the braces."""
         is_name = re.fullmatch(r"\w+|[@*#?!$-]", source) is not None
-        source_text = [f"{_OPEN}${source}{_CLOSE}" if is_name else f"{_OPEN}${{{source}}}{_CLOSE}"]
+        written = f"${source}" if is_name else f"${{{source}}}"
+        source_text = [f"{_OPEN}{written}{_CLOSE}"]
         if source.startswith("#") and len(source) > 1:
             values = self._value_of(source[1:])
             if values is None:
                 return source_text
-            return [str(len(values) if source.endswith(("[@]", "[*]")) else len(values[0]))]
+            # the number of items of an array, the number of signs of a text
+            is_array = source.endswith(("[@]", "[*]"))
+            length = len(values) if is_array else len(values[0])
+            return [str(length)]
         if source.startswith("!"):
-            name = self._value_of(source[1:])
-            return (
-                source_text
-                if name is None or not re.fullmatch(_NAME, name[0])
-                else self._variable(name[0])
-            )
+            names = self._value_of(source[1:])
+            if names is None or not re.fullmatch(_NAME, names[0]):
+                return source_text
+            return self._variable(names[0])
         match = re.match(rf"({_NAME}|[0-9@*#?$!-])(?:\[[^\]]*\])?", source)
         if match is None:
             return source_text
@@ -664,42 +675,42 @@ class _Shell:
             rest: what stands behind the name.
             source_text: the whole in marks, for a value that is not known.
         """
-        if match := re.match(r":?[-=+?]", rest):
-            word = rest[match.end() :]
-            return self._with_default(name, values, match[0], word, source_text)
+        operator = re.match(r":?[-=+?]", rest)
+        if operator:
+            word = rest[operator.end() :]
+            return self._with_default(name, values, operator[0], word, source_text)
         if values is None or _OPEN in "".join(values):
             return source_text
-        if match := re.match(r"##?|%%?", rest):
-            pattern = self._text(parse_word(rest[match.end() :]))
+        removal = re.match(r"##?|%%?", rest)
+        if removal:
+            pattern = self._text(parse_word(rest[removal.end() :]))
             if _OPEN in pattern:
                 return source_text
-            return [_without_match(value, match[0], pattern) for value in values]
+            return [_without_match(value, removal[0], pattern) for value in values]
         if rest.startswith("/"):
-            is_all = rest.startswith("//")
-            pattern, _, replacement = rest.lstrip("/").partition("/")
-            regex = _regex(self._text(parse_word(pattern)))
-            new = self._text(parse_word(replacement))
-            return [
-                re.sub(regex, lambda _: new, value, count=0 if is_all else 1) for value in values
-            ]
+            return self._with_replacement(values, rest)
         if rest in ("^^", ",,", "^", ","):
             change = str.upper if rest[0] == "^" else str.lower
             if len(rest) == 2:
                 return [change(value) for value in values]
             return [change(value[:1]) + value[1:] for value in values]
-        if match := re.fullmatch(r":\s*(\(?\s*-?[^:]+?\)?)(?::(.+))?", rest, flags=re.DOTALL):
-            start = self._arithmetic(match[1])
-            length = self._arithmetic(match[2] or "0")
+        piece = re.fullmatch(r":\s*(\(?\s*-?[^:]+?\)?)(?::(.+))?", rest, flags=re.DOTALL)
+        if piece:
+            start = self._arithmetic(piece[1])
+            length = self._arithmetic(piece[2] or "0")
             if not _is_integer(start) or not _is_integer(length):
                 return source_text
-            stop = None if match[2] is None else int(length)
-            if name.endswith(("[@]", "[*]", "@", "*")):
-                # the arguments of a script are counted from 1, the items of an array from 0
-                first = int(start) - (name in ("@", "*") and int(start) > 0)
-                return values[first:] if stop is None else values[first : first + stop]
-            text = values[0][int(start) :]
-            return [text[:stop]]
+            count = None if piece[2] is None else int(length)
+            return _piece_of(name, values, int(start), count)
         return source_text
+
+    def _with_replacement(self, values: list[str], rest: str) -> list[str]:
+        """The texts of `${name/pattern/word}`, and of `//`, which replaces every match."""
+        count = 0 if rest.startswith("//") else 1  # 0: all of them
+        pattern, _, replacement = rest.lstrip("/").partition("/")
+        regex = _regex(self._text(parse_word(pattern)))
+        text = self._text(parse_word(replacement))
+        return [re.sub(regex, lambda _: text, value, count=count) for value in values]
 
     def _with_default(
         self, name: str, values: list[str] | None, sign: str, word: str, source_text: list[str]
@@ -754,10 +765,47 @@ class _Shell:
             return f"{_OPEN}$(({' '.join(_without_marks(source).split())})){_CLOSE}"
 
 
+def _array_of(texts: Sequence[str], before: Value | None) -> dict[str, str]:
+    """An array of these texts behind the items of `before`; a text `[key]=value` has its key."""
+    items: dict[str, str] = {}
+    if isinstance(before, dict):
+        items = dict(before)
+    elif before:
+        items = {"0": before}
+    for text in texts:
+        key = re.match(r"\[([^\]]+)\]=", text)
+        if key is None:
+            items[str(len(items))] = text
+        else:
+            items[key[1].strip("'\"")] = text[key.end() :]
+    return items
+
+
+def _piece_of(name: str, values: list[str], start: int, count: int | None) -> list[str]:
+    """The texts of `${name:start:count}`: items of an array, or signs of a text.
+
+    Args:
+        name: the variable, with the index of an array.
+        values: its texts.
+        start: the first one; below 0, counted from the end.
+        count: how many; None: all that follow.
+    """
+    if not name.endswith(("[@]", "[*]", "@", "*")):
+        text = values[0][start:]
+        return [text[:count]]
+    # the arguments of a script are counted from 1, the items of an array from 0
+    is_of_arguments = name in ("@", "*")
+    first = start - 1 if is_of_arguments and start > 0 else start
+    if count is None:
+        return values[first:]
+    return values[first : first + count]
+
+
 def _as_python(text: str) -> str:
     """A formula of the shell as one of Python: integer division, `a ? b : c`, `&&`, `||`, `!`."""
-    if match := re.fullmatch(r"([^?]+)\?([^?:]+):(.+)", text, flags=re.DOTALL):
-        condition, first, second = (_as_python(formula) for formula in match.groups())
+    choice = re.fullmatch(r"([^?]+)\?([^?:]+):(.+)", text, flags=re.DOTALL)
+    if choice:
+        condition, first, second = (_as_python(formula) for formula in choice.groups())
         return f"(({first}) if ({condition}) else ({second}))"
     text = text.replace("&&", " and ").replace("||", " or ").replace("/", "//")
     return " ".join(re.sub(r"!(?!=)", " not ", text).split())
@@ -803,7 +851,8 @@ def _may_be_value(word: str) -> bool:
     if word.startswith("--") or _is_open_word(word):
         return False
     is_option = _OPTION.fullmatch(word) is not None
-    return not is_option or "." not in word.partition("=")[0]
+    name = word.partition("=")[0]
+    return not is_option or "." not in name
 
 
 def _flag_value(texts: Sequence[str]) -> Any:
@@ -839,7 +888,8 @@ def _num_processes(words: Sequence[str]) -> int | None:
     for i, word in enumerate(words):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name in _COUNTS:
-            count = value if equals else "".join(words[i + 1 : i + 2])
+            next_word = "".join(words[i + 1 : i + 2])  # empty behind the last one
+            count = value if equals else next_word
             return int(count) if count.isdigit() and int(count) > 0 else None
     return None
 
@@ -884,20 +934,34 @@ def _verdict_of_test(words: Sequence[str]) -> bool | None:
             return fnmatch.fnmatchcase(left, right)
         case [left, "!=", right]:
             return not fnmatch.fnmatchcase(left, right)
-        case [left, "=~", right]:
-            try:
-                return re.search(right, left) is not None if len(right) < 100 else None
-            except re.error:
-                return None
-        case [left, sign, right] if (
-            sign in _NUMERIC and _is_integer(left or "0") and _is_integer(right or "0")
-        ):
-            difference = int(left or "0") - int(right or "0")
-            return (difference > 0) - (difference < 0) in _NUMERIC[sign]
+        case [left, "=~", pattern]:
+            return _verdict_of_pattern(pattern, left)
+        case [left, sign, right]:
+            return _verdict_of_numbers(left or "0", sign, right or "0")
     return None
 
 
+def _verdict_of_pattern(pattern: str, text: str) -> bool | None:
+    """Whether a regular expression is found; None for one that is long or that is none."""
+    if len(pattern) >= 100:
+        return None
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return None
+
+
+def _verdict_of_numbers(left: str, sign: str, right: str) -> bool | None:
+    """The verdict of `left -eq right` and the other comparisons of numbers; None for any other."""
+    if sign not in _NUMERIC or not _is_integer(left) or not _is_integer(right):
+        return None
+    difference = int(left) - int(right)
+    order = (difference > 0) - (difference < 0)
+    return order in _NUMERIC[sign]
+
+
 _NUMERIC = {"-eq": (0,), "-ne": (-1, 1), "-lt": (-1,), "-le": (-1, 0), "-gt": (1,), "-ge": (0, 1)}
+"""The comparisons of numbers, each with the signs of `left - right` for which it holds."""
 
 
 def _script_of_shell(words: Sequence[str]) -> str | None:
@@ -921,37 +985,43 @@ def _is_integer(text: str) -> bool:
     return re.fullmatch(r"-?\d{1,18}", text) is not None
 
 
-def _regex(pattern: str, *, is_short: bool = False) -> str:
+def _regex(pattern: str) -> str:
     """A pattern of the shell as a regular expression."""
-    regex = ""
-    for sign in pattern:
-        if sign == "*":
-            regex += ".*?" if is_short else ".*"
-        else:
-            regex += "." if sign == "?" else re.escape(sign)
-    return regex
+    meanings = {"*": ".*", "?": "."}
+    return "".join(meanings.get(sign, re.escape(sign)) for sign in pattern)
 
 
 def _without_match(value: str, sign: str, pattern: str) -> str:
     """`${value#pattern}`, `##`, `%` and `%%`."""
-    lengths = range(len(value) + 1) if len(sign) == 1 else range(len(value), -1, -1)
+    lengths = range(len(value) + 1)
+    if len(sign) == 2:
+        # the longest match first
+        lengths = lengths[::-1]
     for length in lengths:
-        piece = value[:length] if sign[0] == "#" else value[len(value) - length :]
+        if sign[0] == "#":
+            piece = value[:length]
+            rest = value[length:]
+        else:
+            piece = value[len(value) - length :]
+            rest = value[: len(value) - length]
         if fnmatch.fnmatchcase(piece, pattern):
-            return value[length:] if sign[0] == "#" else value[: len(value) - length]
+            return rest
     return value
 
 
 def _split_fields(text: str) -> list[str]:
     """Split at spaces outside of what is not known."""
-    without_spaces = re.sub(
-        rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", lambda match: re.sub(r"\s", "\ue002", match[0]), text
-    )
-    return [piece.replace("\ue002", " ") for piece in without_spaces.split()]
+
+    def with_placeholders(unknown: re.Match[str]) -> str:
+        return re.sub(r"\s", _SPACE, unknown[0])
+
+    text_to_split = re.sub(rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", with_placeholders, text)
+    return [piece.replace(_SPACE, " ") for piece in text_to_split.split()]
 
 
-def _array_text(value: Value | None) -> str:
-    return value if isinstance(value, str) else " ".join((value or {}).values())
+def _array_text(value: Value) -> str:
+    """A text, or the items of an array as one text."""
+    return value if isinstance(value, str) else " ".join(value.values())
 
 
 def _without_marks(text: str) -> str:
@@ -965,8 +1035,12 @@ def _quote_unknown(text: str) -> str:
 
 
 def _display(words: Sequence[str]) -> str:
-    text = " ".join(" ".join(map(_without_marks, words)).split())
-    return f"`{text if len(text) < 100 else f'{text[:97]}...'}`"
+    """Words in a message, at most 100 signs of them."""
+    line = " ".join(map(_without_marks, words))
+    text = " ".join(line.split())
+    if len(text) >= 100:
+        text = f"{text[:97]}..."
+    return f"`{text}`"
 
 
 def _hydra_value(text: str) -> Any:
@@ -976,8 +1050,10 @@ def _hydra_value(text: str) -> Any:
     if re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
         return float(text)
     # YAML has a space behind the colon of a mapping, Hydra need not have one
-    spaced = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text) if text[:1] == "{" else text
+    yaml_text = text
+    if text.startswith("{"):
+        yaml_text = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text)
     try:
-        return yaml.safe_load(spaced)
+        return yaml.safe_load(yaml_text)
     except yaml.YAMLError:
         return text

@@ -56,6 +56,7 @@ from .vocabulary import SHORT_WORDS
 _RELATIONS = tuple(MIRRORED)
 _DIRECTIONS = {"≤": "<", "≥": ">"}  # each with the strict sign of its direction
 _STATEMENT_SIGNS = frozenset(("=", "and", "or", *_RELATIONS))
+_SEPARATORS = frozenset((",", "|"))  # of the elements of a set, and before its condition
 _SET_SIGNS = frozenset(("∪", "∩", "∖", "∅", "ℝ"))
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
@@ -154,9 +155,9 @@ class _Reader:
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
         """Return the parts of a list, a set, or a single value."""
         # grouping braces around a list are those of a set, whose backslashes were left out
-        if is_bracketed(tokens, "{") and not {",", "|"}.isdisjoint(signs_at(tokens, depth=1)):
+        if is_bracketed(tokens, "{") and not _SEPARATORS.isdisjoint(signs_at(tokens, depth=1)):
             tokens = [Token("sign", "{set"), *tokens[1:-1], Token("sign", "}set")]
-        is_set = is_bracketed(tokens, "{set") and not _is_set_builder(tokens[1:-1])
+        is_set = _is_listed_set(tokens)
         if is_set:
             tokens = tokens[1:-1]
             if not tokens:
@@ -168,10 +169,10 @@ class _Reader:
         if len(groups) > 1:
             groups, connectives = _without_conditions(groups, connectives)
         joined = _joined_real_sets(groups, connectives)
-        parts = [part for group in groups for part in group]
-        if is_set and (joined or any(isinstance(part.value, NumberSet) for part in parts)):
+        parts = [joined] if joined else [part for group in groups for part in group]
+        if is_set and any(isinstance(part.value, NumberSet) for part in parts):
             raise Unreadable("a set of sets")
-        return [joined] if joined else parts
+        return parts
 
     def _piece(self, tokens: Sequence[Token]) -> list[Part]:
         """Return the parts of one piece of a list; brackets around a statement are left out."""
@@ -232,7 +233,8 @@ class _Reader:
         digits = base_number(tokens)
         if digits is not None:
             return digits
-        if ":" in signs or any(token.kind == "word" and token.text == "to" for token in tokens):
+        has_to = any(token.kind == "word" and token.text == "to" for token in tokens)
+        if ":" in signs or has_to:
             return self._ratio(tokens)
         try:
             return self._quantity(tokens)
@@ -270,7 +272,8 @@ class _Reader:
     def _collection(self, tokens: Sequence[Token]) -> Collection | None:
         """Parse a tuple, a list, a vector or a set of values; None for anything else."""
         start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
-        if names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
+        has_comma = any(token.is_sign(",") for token in tokens)
+        if has_comma and names_points(tokens[:start]):
             tokens = tokens[start:]  # `A(1, 2)`
         first = tokens[0]
         last = tokens[-1]
@@ -293,10 +296,9 @@ class _Reader:
     def _ratio(self, tokens: Sequence[Token]) -> Ratio:
         """Parse `3:4` and `3 to 4`, with a unit."""
         colon = Token("sign", ":")
-        terms, unit, _ = split_unit(
-            [colon if token.text == "to" else token for token in tokens], self.names, self.nouns
-        )
-        return Ratio(tuple(parse_expression(term) for term in split(terms, ":")), unit)
+        with_colons = [colon if token.text == "to" else token for token in tokens]
+        terms, unit, _ = split_unit(with_colons, self.names, self.nouns)
+        return Ratio(tuple(map(parse_expression, split(terms, ":"))), unit)
 
     def _membership(self, tokens: Sequence[Token]) -> list[Part]:
         """Parse `x in S`; a set that lists its numbers gives a part for each."""
@@ -316,8 +318,9 @@ class _Reader:
         """Parse an equation: its last side that is more than a name is the value."""
         *sides, value = _sides_of_equation(tokens)
         left = self._left_sides(sides)
-        is_plain = not (left.claims or left.expressions)
-        if is_plain and len(left.names) == 1 and left.names[0].isupper() and _is_listed_set(value):
+        is_only_names = not left.claims and not left.expressions
+        names_set = is_only_names and len(left.names) == 1 and left.names[0].isupper()
+        if names_set and _is_listed_set(value):
             return self.parts(value)  # `S = {1, 2}`
         claims = tuple(left.claims)
         expressions = tuple(left.expressions)
@@ -373,17 +376,19 @@ class _Reader:
         if "=" in signs:
             raise Unreadable("an equation with an inequality")
         nodes = tuple(self._quantity(side).node for side in sides)
-        # as a set, `x < 3` equals `(-\infty, 3)`
         index = _solved_side(sides, nodes, signs)
         if index is None:
             return Part(Relation(nodes, tuple(signs)))
+        # as a set, `x < 3` equals `(-\infty, 3)`
         real_set = REALS
         if index > 0:
-            end = Endpoint.read(nodes[index - 1])
-            real_set = intersection(real_set, half_line(end, MIRRORED[signs[index - 1]]))
+            # `1 < x` is `x > 1`
+            bound = Endpoint.read(nodes[index - 1])
+            sign = MIRRORED[signs[index - 1]]
+            real_set = intersection(real_set, half_line(bound, sign))
         if index < len(signs):
-            end = Endpoint.read(nodes[index + 1])
-            real_set = intersection(real_set, half_line(end, signs[index]))
+            bound = Endpoint.read(nodes[index + 1])
+            real_set = intersection(real_set, half_line(bound, signs[index]))
         return Part(NumberSet(real_set), (nodes[index].text,))
 
     def _real_set(self, tokens: Sequence[Token]) -> RealSet:
@@ -448,10 +453,12 @@ def _words(tokens: Sequence[Token]) -> Value | None:
             continue
         return None
     text = plain_words(tokens)
-    if _NO_SOLUTION.fullmatch(text.casefold()):
+    lower = text.casefold()
+    if _NO_SOLUTION.fullmatch(lower):
         return NumberSet(())
-    real_set = _VERBAL_SETS.get(text.casefold())
-    return TextAnswer(text) if real_set is None else NumberSet(real_set)
+    if lower in _VERBAL_SETS:
+        return NumberSet(_VERBAL_SETS[lower])
+    return TextAnswer(text)
 
 
 def _matrix(tokens: Sequence[Token]) -> Matrix:
@@ -515,23 +522,25 @@ def _congruence(tokens: Sequence[Token]) -> Part:
         return Part(Congruence(*map(parse_expression, pieces)), (name,))
     number_node = parse_expression(left)
     residue, modulus = map(parse_expression, pieces)
-    if not same_exact(Node("mod", (number_node, modulus)), Node("mod", (residue, modulus))):
+    left_remainder = Node("mod", (number_node, modulus))
+    right_remainder = Node("mod", (residue, modulus))
+    if not same_exact(left_remainder, right_remainder):
         raise Unreadable("a congruence that does not hold")
     return Part(Congruence(residue, modulus))
 
 
 def _sides_of_equation(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     """Return the sides of the last equation, the value last: `5` in `x = 5` and in `5 = x`."""
-    implied = max((i for i, token in enumerate(tokens) if token.text in _IMPLIES), default=-1)
-    sides = split(tokens[implied + 1 :], "=")
+    arrows = [i for i, token in enumerate(tokens) if token.text in _IMPLIES]
+    start = arrows[-1] + 1 if arrows else 0
+    sides = split(tokens[start:], "=")
     if len(sides) < 2:
         raise Unreadable("an implication of no equation")
     if name_of(sides[-1]):
+        # the last side that is more than a name changes places with the name
         for index in reversed(range(len(sides) - 1)):
             if not names_of_side(sides[index]):
-                name = sides[-1]
-                sides[-1] = sides[index]
-                sides[index] = name
+                sides[-1], sides[index] = sides[index], sides[-1]
                 break
     return sides
 
@@ -560,8 +569,9 @@ def _solved_side(
     if len(signs) == 1:
         return index
     directions = {_DIRECTIONS.get(sign, sign) for sign in signs}
-    is_between = len(signs) == 2 and index == 1 and len(directions) == 1
-    return index if is_between else None
+    if len(signs) == 2 and index == 1 and len(directions) == 1:
+        return index
+    return None
 
 
 def _is_listed_set(tokens: Sequence[Token]) -> bool:

@@ -166,21 +166,30 @@ def clean(text: str, *, thousands: bool = True) -> str:
     """Return the text without wrappers, spacing commands, the dollars of mathematics and thousands
     separators.
     """
-    text = strip_formatting(without_decorations(strip_formatting(_with_single_backslashes(text))))
+    text = strip_formatting(_with_single_backslashes(text))
+
+    text = strip_formatting(without_decorations(text))
     text = in_one_spelling(text)
     if not text.isascii():
         text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
         text = _nfkc_kept(text).translate(_CHARACTERS)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _fractions_with_over(_without_math_dollars(" ".join(text.split())))
-    if not thousands:
-        return text
-    # there a comma separates
-    depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))
-    return _THOUSANDS.sub(
-        lambda match: match[0] if depth_at[match.start()] else re.sub("[, ]", "", match[0]), text
-    )
+    text = _without_math_dollars(" ".join(text.split()))
+    text = _fractions_with_over(text)
+    return _without_thousands_separators(text) if thousands else text
+
+
+def _without_thousands_separators(text: str) -> str:
+    """Return `1,234` as `1234`, except in brackets, where a comma separates two numbers."""
+    steps = ((character in "([{") - (character in ")]}") for character in text)
+    depth_at = list(accumulate(steps, initial=0))  # brackets that are open before each character
+
+    def joined(number: re.Match[str]) -> str:
+        is_in_brackets = depth_at[number.start()] != 0
+        return number[0] if is_in_brackets else re.sub("[, ]", "", number[0])
+
+    return _THOUSANDS.sub(joined, text)
 
 
 def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
@@ -197,17 +206,19 @@ def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
 
 def is_name(word: str) -> bool:
     """Return True if a word of several letters is no sign, function or unit in front of a number."""
-    return (
-        word.lower() not in _WORD_SIGNS
-        and word.lower() not in FUNCTIONS
-        and word.lower() not in _ALIASES
-    )
+    lower = word.lower()
+    return lower not in _WORD_SIGNS and lower not in FUNCTIONS and lower not in _ALIASES
 
 
 def plain_words(tokens: Sequence[Token]) -> str:
     """Return the tokens as plain text, without brackets around all of it."""
-    text = "".join((" " if token.after_space else "") + token.text for token in tokens).strip()
-    return text[1:-1].strip() if text.startswith("(") and text.endswith(")") else text
+    text = ""
+    for token in tokens:
+        text += f" {token.text}" if token.after_space else token.text
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        return text[1:-1].strip()
+    return text
 
 
 class _Lexer:
@@ -222,10 +233,10 @@ class _Lexer:
                 after_space = True
                 continue
             match_tokens = list(self._tokens_of(match, in_text))
-            tokens += [
-                token._replace(after_space=after_space or token.after_space) if i == 0 else token
-                for i, token in enumerate(match_tokens)
-            ]
+            if match_tokens and after_space:
+                match_tokens[0] = match_tokens[0]._replace(after_space=True)
+            tokens += match_tokens
+            # `\text{5 }` ends with a space
             after_space = bool(match["text"]) and match["content"][-1:].isspace()
         return tokens
 
@@ -249,17 +260,18 @@ class _Lexer:
         elif match["letter_run"]:
             yield from self._letters(match["letter_run"], in_text)
         else:
-            yield Token("sign" if match["sign"] in _PLAIN_SIGNS else "other", match["sign"])
+            kind = "sign" if match["sign"] in _PLAIN_SIGNS else "other"
+            yield Token(kind, match["sign"])
 
     def _text_command(self, style: str, content: str) -> Iterator[Token]:
+        r"""Yield the tokens of a command such as `\text{...}` or `\mathbf{...}`."""
         stripped = content.strip()
-        if style == "mathbb" and stripped in "RZNQC" and stripped:
+        is_letter = len(stripped) == 1 and stripped.isalpha()
+        is_set = style == "mathbb" and stripped in "RZNQC"
+        is_variable = style in ("mathbf", "mathbb", "mathcal", "bm", "boldsymbol")
+        if stripped and is_set:
             yield Token("sign", _COMMAND_SIGNS[stripped])
-        elif (
-            len(stripped) == 1
-            and stripped.isalpha()
-            and (style in ("mathbf", "mathbb", "mathcal", "bm", "boldsymbol") or stripped in "ei")
-        ):
+        elif is_letter and (is_variable or stripped in "ei"):
             yield Token("name", stripped)
         else:
             tokens = self.read(content, in_text=True)
@@ -280,7 +292,8 @@ class _Lexer:
             yield Token("sign", _WORD_SIGNS[lower])
         elif lower in FUNCTIONS or lower in _ALIASES:
             name = _ALIASES.get(lower, lower)
-            yield Token("sign", "sqrt") if name == "sqrt" else Token("function", name)
+            kind = "sign" if name == "sqrt" else "function"
+            yield Token(kind, name)
         elif len(run) == 1 and not in_text:
             yield Token("name", run)
         elif not in_text and self._is_product(run):
@@ -289,6 +302,7 @@ class _Lexer:
             yield Token("word", run, in_text=in_text)
 
     def _is_product(self, run: str) -> bool:
+        """Return True if a run of letters is a product of variables."""
         if self._names is not None:
             return set(run) <= self._names
         return len(run) <= 3 and run.lower() not in SHORT_WORDS
@@ -298,38 +312,44 @@ def _fractions_with_over(text: str) -> str:
     r"""Rewrite TeX's `{3 \over 4}`, and `3 \over 4` that is the whole text, as `\frac{3}{4}`."""
     while (command := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
         start, end = _group_around(text, command.start(), command.end())
-        above = text[start : command.start()]
-        below = text[command.end() : end]
-        if start == 0 and end == len(text) and re.search("[=,;<>]", text):
+        is_whole_text = start == 0 and end == len(text)
+        if is_whole_text and re.search("[=,;<>]", text):
+            # a statement or a list, of which a part is the fraction
             break
-        text = f"{text[: max(0, start - 1)]}\\frac{{{above.strip()}}}{{{below.strip()}}}{text[end + 1 :]}"
+        above = text[start : command.start()].strip()
+        below = text[command.end() : end].strip()
+        before = text[: max(0, start - 1)]
+        behind = text[end + 1 :]
+        text = f"{before}\\frac{{{above}}}{{{below}}}{behind}"
     return text
 
 
 def _group_around(text: str, start_index: int, end_index: int) -> tuple[int, int]:
-    """Return the bounds of the text in the braces around `text[left:right]`; all of it outside of
-    braces.
+    """Return the bounds of the text in the braces around `text[start_index:end_index]`; all of it
+    outside of braces.
     """
     depth = 0
-    while start_index > 0 and depth >= 0:
-        start_index -= 1
-        depth += (text[start_index] == "}") - (text[start_index] == "{")
-    start, depth = (start_index + 1, 0) if depth < 0 else (0, 0)
-    while end_index < len(text):
-        depth += (text[end_index] == "{") - (text[end_index] == "}")
+    start = 0
+    for index in reversed(range(start_index)):
+        depth += (text[index] == "}") - (text[index] == "{")
         if depth < 0:
+            start = index + 1
             break
-        end_index += 1
-    return start, end_index
+    depth = 0
+    for index in range(end_index, len(text)):
+        depth += (text[index] == "{") - (text[index] == "}")
+        if depth < 0:
+            return start, index
+    return start, len(text)
 
 
 def _with_single_backslashes(text: str) -> str:
     r"""Return the text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON
     was encoded twice.
     """
-    if not re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) or any(
-        len(run) % 2 for run in re.findall(r"\\+", text)
-    ):
+    has_double = re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) is not None
+    has_single = any(len(run) % 2 for run in re.findall(r"\\+", text))
+    if not has_double or has_single:
         return text
     return text.replace("\\\\", "\\")
 
@@ -348,7 +368,7 @@ _KEPT = frozenset("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ₀₁₂₃₄₅�
 
 def _without_math_dollars(text: str) -> str:
     r"""Remove `$` around mathematics; a single one next to a number is money, like `\$`."""
-    bare = [match.start() for match in re.finditer(r"(?<!\\)\$", text)]
-    if len(bare) == 1 and re.search(r"(?<!\\)\$\s*[\d.]|\d\s*\$", text):
+    num_dollars = len(re.findall(r"(?<!\\)\$", text))
+    if num_dollars == 1 and re.search(r"(?<!\\)\$\s*[\d.]|\d\s*\$", text):
         return text
     return " ".join(re.sub(r"(?<!\\)\$", " ", text).split())
