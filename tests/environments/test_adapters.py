@@ -193,6 +193,16 @@ def test_a_key_of_a_message_that_is_null_is_left_out():
     assert observation == [{"role": "tool", "content": "x"}]
 
 
+def test_parts_of_text_are_the_text_of_an_observation_and_others_are_refused():
+    """As `reset` takes them."""
+    words = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    result = StepResult([{"role": "user", "content": words}])
+    assert result_to_json(result)["observation"] == [{"role": "user", "content": "a\nb"}]
+    picture = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(TypeError, match="expected a text or a list of messages"):
+        result_to_json(StepResult([{"role": "user", "content": picture}]))
+
+
 def test_only_methods_are_tools_and_every_result_is_shown():
     maker = environment_maker(f"{NAME}Results", {}, [])
     assert [tool["function"]["name"] for tool in maker.tools] == [

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dapo.core.errors import DataError
 from dapo.core.text import quoted
 from dapo.core.verifier_limits import MAX_SCORE
-from dapo.types import Message, Problem
+from dapo.types import Message, Problem, content_text
 
 __all__ = ["Environment", "StepResult"]
 _MAX_TOOL_CALLS = 10**6
@@ -187,13 +187,22 @@ def _messages(value: Any, what: str) -> list[dict[str, str]]:
     if not is_list or not all(_is_message(item) for item in value):
         expected = "a text or a list of messages with the texts `role` and `content`"
         raise TypeError(f"{what} {type(value).__name__} {str(value)[:80]!r}, expected {expected}")
-    return [
-        {str(name): str(text) for name, text in message.items() if text is not None}
-        for message in value
-    ]
+    messages = []
+    for message in value:
+        texts = {str(name): str(item) for name, item in message.items() if item is not None}
+        texts["content"] = content_text(message)
+        messages.append(texts)
+    return messages
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(name), str) for name in ("role", "content")
-    )
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        return False
+    content = value.get("content")
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and _is_text_part(part) for part in content)
+    return isinstance(content, str)
+
+
+def _is_text_part(part: Mapping[Any, Any]) -> bool:
+    return part.get("type", "text") == "text" and isinstance(part.get("text"), str)
