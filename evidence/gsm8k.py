@@ -2,6 +2,7 @@
 
     python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/results/gsm8k.json
     python -m evidence.gsm8k --page PAGE.md        # the page's table and picture, from that file
+    python -m evidence.gsm8k --calculations removed.json      # the wrong ones in the responses of an evaluation
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
 each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.evaluation.pairing import paired_difference
+from examples.gsm8k_calculator import NO_VALUE, value
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "evidence/results/gsm8k.json"
@@ -30,6 +32,9 @@ LABELS = {
     "trl": "TRL's GRPOTrainer",
 }
 MARKER = "<!-- gsm8k -->"
+_NUMBER = r"\d[\d,]*(?:\.\d+)?"
+_CALCULATION = re.compile(rf"((?:{_NUMBER}\s*[-+*/x]\s*)+{_NUMBER})\s*=\s*\$?({_NUMBER})")
+_ROUNDING = 0.01
 _TABLE = re.compile(rf"{MARKER}\n.*?{MARKER}\n", re.DOTALL)
 
 
@@ -145,6 +150,26 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def count_calculations(texts: Sequence[str]) -> tuple[int, int, int]:
+    """Return the calculations that texts write out, the wrong ones, and the texts with a wrong one.
+
+    A calculation is `20 x 2.5 = 50`: numbers, `+ - * / x` and a result, right to .01.
+    """
+    num_calculations = 0
+    num_wrong = 0
+    num_texts = 0
+    for text in texts:
+        num_wrong_before = num_wrong
+        for expression, result in _CALCULATION.findall(text):
+            right = value(expression.replace(",", "").replace("x", "*"))
+            if right == NO_VALUE:
+                continue
+            num_calculations += 1
+            num_wrong += abs(float(right) - float(result.replace(",", ""))) > _ROUNDING
+        num_texts += num_wrong > num_wrong_before
+    return num_calculations, num_wrong, num_texts
+
+
 def write_page(page: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Replace the table between the page's markers."""
     text = page.read_text("utf-8")
@@ -160,10 +185,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--calculations", type=Path, metavar="EVALUATION")
     arguments = parser.parse_args()
     if arguments.folder is not None:
         text = json.dumps(summarize(arguments.folder), indent=1)
         RESULTS.write_text(f"{text}\n", "utf-8")
+    if arguments.calculations is not None:
+        rows = json.loads(arguments.calculations.read_text("utf-8"))["table"]
+        texts = [response["text"] for row in rows for response in row["responses"]]
+        number, wrong, num_texts = count_calculations(texts)
+        print(f"{wrong:,} of {number:,} calculations are wrong, in {num_texts:,} of {len(texts):,}")
     if arguments.page is not None:
         results = json.loads(RESULTS.read_text("utf-8"))
         write_page(arguments.page, results)

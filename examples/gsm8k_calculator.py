@@ -24,6 +24,7 @@ from dapo.types import Problem
 _MARK = re.compile(r"<<([^<>=]+)=([^<>]+)>>")
 _CALL = re.compile(r"<<([^<>=]+)>>\s*\Z")
 _MAX_CHARS = 80
+NO_VALUE = "?"
 _VERIFIER = get_verifier("gsm8k")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -58,13 +59,13 @@ class Calculator:
 
 
 def value(expression: str) -> str:
-    """Return the value of sums, differences, products and quotients, or `?` for anything else."""
+    """Return the value of sums, differences, products and quotients, or NO_VALUE for anything else."""
     if len(expression) > _MAX_CHARS:
-        return "?"
+        return NO_VALUE
     try:
         result = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
-        return "?"
+        return NO_VALUE
     if result.denominator == 1:
         return str(result.numerator)
     return f"{float(result):.10g}"

@@ -7,7 +7,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.training.train import train
-from evidence.gsm8k import MARKER, draw, summarize, write_page
+from evidence.gsm8k import MARKER, count_calculations, draw, summarize, write_page
 from helpers.commands import run as command
 from helpers.tiny_runs import new_run, tiny
 
@@ -78,3 +78,12 @@ def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_c
         write_page(page, results)
     draw(results, folder / "picture.png")
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_calculations_are_those_whose_result_is_another_number() -> None:
+    texts = [
+        "2 + 3 = 5, 1,000*2 = $2,000, 10/4=2.5, 1/3 = 0.33",
+        "20 x 2 = 41 and 6 - 2 = 4.",
+        "150% x $80,000 = $100,000 is no calculation of numbers alone; 7 / 0 = 7 has no value",
+    ]
+    assert count_calculations(texts) == (6, 1, 1)

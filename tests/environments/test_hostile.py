@@ -74,7 +74,7 @@ ERRORS = {
     "number": "step: the observation is int '5', expected a text or a list of messages",
     "bytes": "step: the observation is bytes",
     "messages of numbers": "step: the observation is list",
-    "messages of parts": "step: the observation is list",
+    "messages of pictures": "step: the observation is list",
     "no role": "step: the observation is list",
     "nan": "step: the reward is nan, expected a finite number",
     "infinite": "step: the reward is inf",

@@ -267,7 +267,7 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "number": lambda: _result(observation=5),
     "bytes": lambda: _result(observation=b"text"),
     "messages of numbers": lambda: _messages(role="user", content=5),
-    "messages of parts": lambda: _messages(role="user", content=[{"type": "text", "text": "x"}]),
+    "messages of pictures": lambda: _messages(role="user", content=[{"type": "image_url"}]),
     "no role": lambda: _messages(content="x"),
     "nan": lambda: StepResult(reward=float("nan")),
     "infinite": lambda: StepResult(reward=float("inf")),
