@@ -149,9 +149,8 @@ _OF_SFT_ALONE = {
     "max_seq_length",
     "packing",
     "packing_strategy",
-    "padding_free",
 }
-"""Options of TRL's SFTConfig that its other trainers with rewards have not."""
+"""Options of TRL's SFTConfig that its other trainers have not."""
 _OF_REWARDS = ("num_generations", "max_completion_length", "reward_funcs", "actor_rollout_ref")
 
 
