@@ -128,6 +128,10 @@ def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Pr
         " nothing" in text
     )
     assert "is learned; try rollout.max_response_tokens=24" in text
+    facts = CheckedFacts(config, [], 0, None, [])
+    assert facts.verdict(found).startswith("fits, but with the error below: ")
+    assert facts.verdict(found).endswith("; 0 of 8 problems carry a signal")
+    assert facts.verdict(probe).startswith("ok: ")
 
 
 def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():

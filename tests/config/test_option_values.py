@@ -182,6 +182,55 @@ def test_a_list_of_data_sources_is_a_mix_named_after_them() -> None:
     assert list(flat_options(typed))
 
 
+HUB = {"hub": "org/a", "config": "main", "split": "test", "prompt": "question", "remove": "<.>"}
+
+
+@pytest.mark.parametrize("option", ["train", "eval", "demonstrations"])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("{path: a.jsonl}", {"path": "a.jsonl"}),
+        (".path=a.jsonl", {"path": "a.jsonl", "prompt": "question", "remove": "<.>"}),
+        (".builtin=sums", {"builtin": "sums"}),
+        (".mix.b=b.jsonl", {"mix": {"b": "b.jsonl"}}),
+        (".split=train", HUB | {"split": "train"}),
+        (".hub=org/b", HUB | {"hub": "org/b"}),
+    ],
+)
+def test_a_source_of_another_kind_takes_the_place_of_the_one_in_the_file(
+    option: str, override: str, expected: dict[str, Any]
+) -> None:
+    dotted = override if override.startswith(".") else f"={override}"
+    sources = {"train": "x.jsonl", option: dict(HUB)}
+    config = build_config({"model": "m", "data": sources}, [f"data.{option}{dotted}"])
+    assert config.data.model_dump()[option] == expected
+    in_mix = {"train": "x.jsonl", option: {"mix": {"a": dict(HUB)}}}
+    config = build_config({"model": "m", "data": in_mix}, [f"data.{option}.mix.a.path=a.jsonl"])
+    source = {"path": "a.jsonl", "prompt": "question", "remove": "<.>"}
+    assert config.data.model_dump()[option] == {"mix": {"a": source}}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data.chat_template_kwargs",
+        "rollout.options",
+        "rollout.vllm.options",
+        "reward.options",
+        "environment.options",
+    ],
+)
+def test_a_written_mapping_replaces_free_options_and_a_dotted_one_adds_to_them(name: str) -> None:
+    def value_under(overrides: list[str]) -> object:
+        merged = parse_overrides([f"{name}={{old: 1}}", *overrides])
+        for part in name.split("."):
+            merged = merged[part]
+        return merged
+
+    assert value_under([f"{name}={{new: 2}}"]) == {"new": 2}
+    assert value_under([f"{name}.new=2"]) == {"old": 1, "new": 2}
+
+
 def test_options_that_contradict_each_other_in_one_call_are_refused() -> None:
     refused: list[list[str]] = [
         ["optim.lr=1", "optim.lr=2"],

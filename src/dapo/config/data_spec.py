@@ -245,6 +245,18 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     return _source(kind, options)
 
 
+def without_other_kinds(base: Mapping[str, Any], top: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out of a source what the kind of another source, which replaces its kind, has not.
+
+    `{hub: org/a, split: test, prompt: question}` under `{path: a.jsonl}` keeps its prompt.
+    """
+    kinds = [kind for kind in (*KINDS, MIX) if kind in top]
+    if len(kinds) != 1 or kinds[0] in base:
+        return base
+    kept = _OPTIONS.get(kinds[0], ())
+    return {key: value for key, value in base.items() if key in kept}
+
+
 def _mix(spec: Mapping[str, Any]) -> MixSource:
     sources = spec[MIX]
     extra = [key for key in spec if key != MIX]

@@ -11,9 +11,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from dapo.config.data_spec import mix_of
+from dapo.config.data_spec import mix_of, without_other_kinds
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
 from dapo.config.option_values import SHORT_FORMS, escape_references, read_value, write_value
@@ -442,14 +442,21 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
     raise ConfigError(f"{where}: {_TOO_DEEP}")
 
 
-_WHOLE_VALUES = {
-    ("data", "train"),
-    ("data", "eval"),
-    ("reward", "verifier"),
-    ("reward", "options"),
-    ("environment", "options"),
-    ("loss", "reference"),
-}
+def _mapping_options(model: type[BaseModel], path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+    """Return the paths of the options whose value may be a mapping with keys of its own."""
+    found: set[tuple[str, ...]] = set()
+    for name, field in model.model_fields.items():
+        here = (*path, name)
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found |= _mapping_options(annotation, here)
+        elif "dict[" in str(annotation):
+            found.add(here)
+    return found
+
+
+_WHOLE_VALUES = _mapping_options(Config) | {("loss", "reference")}
+_DATA_SOURCES = {("data", "train"), ("data", "eval"), ("data", "demonstrations")}
 
 
 class _Dotted(dict[str, Any]):
@@ -470,12 +477,15 @@ def _merge(
     merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
-        # a written mapping replaces that of a data source, verifier or reference; a dotted key
-        # below it adds to it
+        # a written mapping replaces that of a data source, verifier, reference or free options; a
+        # dotted key below it adds to it
         replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
         are_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
         if are_mappings and not replaces:
-            merged[key] = _merge(merged[key], value, here)
+            base_value = merged[key]
+            if here[:2] in _DATA_SOURCES:
+                base_value = without_other_kinds(base_value, value)
+            merged[key] = _merge(base_value, value, here)
         else:
             merged[key] = value
     return merged

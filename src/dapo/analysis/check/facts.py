@@ -101,9 +101,11 @@ class CheckedFacts:
         seconds = run_seconds(self, probe)
         facts.append("unknown time" if seconds is None else f"about {_minutes(seconds)}")
         signal = round(probe.kept * probe.problems)
+        has_error = any(finding.severity == "error" for finding in probe.findings)
+        opening = "fits, but with the error below" if has_error else "ok"
         return (
-            f"ok: {', '.join(facts)}; {signal} of {plural(probe.problems, 'problem')} carry a"
-            " signal"
+            f"{opening}: {', '.join(facts)}; {signal} of {plural(probe.problems, 'problem')} carry"
+            " a signal"
         )
 
 
