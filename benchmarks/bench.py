@@ -26,6 +26,7 @@ from benchmarks.dapo_only import (
 from benchmarks.distillation import measure_distillation
 from benchmarks.episodes import measure_episodes
 from benchmarks.geometries import NAMES
+from benchmarks.gsm8k import EVALUATION, UPDATE, measure_evaluation, measure_update
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.natural import measure_natural
 from benchmarks.protocol import WorkerFailed
@@ -59,6 +60,8 @@ WITH_OPPONENTS = {
     "episodes": measure_episodes,
     "supervised": measure_supervised,
     "distillation": measure_distillation,
+    UPDATE: measure_update,
+    EVALUATION: measure_evaluation,
     "accuracy": measure_accuracy,
 }
 PARTS = (
@@ -69,6 +72,8 @@ PARTS = (
     "supervised",
     "distillation",
     *OURS_ALONE,
+    UPDATE,
+    EVALUATION,
     "accuracy",
 )
 GPU_WORK: dict[str, Any] = {
@@ -90,7 +95,7 @@ def main() -> int:
     """
     arguments = parse_arguments(sys.argv[1:])
     settings = settings_of(arguments)
-    parts = arguments.parts or arguments.names or list(PARTS)
+    parts = arguments.parts or arguments.names or parts_without_files(settings)
     signals_as_exceptions()
     if not python_of("ours").exists():
         print("there is no .venv: run `make install` first", file=sys.stderr)
@@ -181,6 +186,12 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     accuracy.add_argument("--again", action="store_true", help="forget the curves that are kept")
     parser.add_argument(
+        "--gsm8k",
+        type=Path,
+        metavar="FOLDER",
+        help="with train.jsonl and test.jsonl, of the parts that are named so",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="small and noisy: does everything run?"
     )
     parser.add_argument("--name", help="of the results file")
@@ -195,7 +206,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     settings = QUICK if arguments.quick else Settings()
     if arguments.device == "cuda" and not arguments.quick:
         settings = replace(settings, **GPU_WORK)
-    names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
+    names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens", "gsm8k")
     names += (
         "seeds",
         "first_seed",
@@ -213,6 +224,12 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.trl_microbatch is not None:
         settings = replace(settings, trl_microbatches=(arguments.trl_microbatch,))
     return replace(settings, plots=RESULTS) if settings.quick else settings
+
+
+def parts_without_files(settings: Settings) -> list[str]:
+    """All parts, and those of GSM8K only where its files are given."""
+    of_files = (UPDATE, EVALUATION) if settings.gsm8k is None else ()
+    return [name for name in PARTS if name not in of_files]
 
 
 def require_peers(
@@ -298,7 +315,7 @@ def settings_as_json(settings: Settings) -> dict[str, Any]:
     return {
         key: value
         for key, value in vars(settings).items()
-        if key not in ("plots", "results", "timeout_s")
+        if key not in ("plots", "results", "gsm8k", "timeout_s")
     }
 
 

@@ -108,7 +108,7 @@ def open_systems(
         session.log(f"loading {name}")
         try:
             session.answers[name] = (
-                _open_trl(session, rows, work) if name == "trl" else _open_plain(session, name)
+                _open_trl(session, rows, work) if name == "trl" else open_plain(session, name)
             )
         except WorkerFailed as error:
             session.log(f"  {error}")
@@ -170,7 +170,7 @@ def step_options(session: Session, work: Work) -> list[str]:
     ]
 
 
-def _open_plain(session: Session, name: str) -> dict[str, Any]:
+def open_plain(session: Session, name: str) -> dict[str, Any]:
     """A system that only generates."""
     settings = session.settings
     ours = session.answers["ours"]

@@ -52,13 +52,13 @@ def measure_supervised(session: Session) -> dict[str, dict[str, Any]]:
     skipped = []
     if is_installed("trl"):
         try:
-            _open_trl(session, samples, per_update)
+            open_trl(session, samples, per_update)
             systems.append("trl")
         except WorkerFailed as error:
             skipped.append({"system": "trl", "reason": str(error).splitlines()[0]})
     else:
         skipped.append({"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"})
-    rounds = [_round(session, systems, index) for index in range(-1, settings.rounds)][1:]
+    rounds = [update_round(session, systems, index) for index in range(-1, settings.rounds)][1:]
     memory = {name: session.ask(name, "memory")["rss_bytes"] / 2**30 for name in systems}
     answers = session.answers
     return {
@@ -73,7 +73,8 @@ def measure_supervised(session: Session) -> dict[str, dict[str, Any]]:
     }
 
 
-def _open_trl(session: Session, samples: list[dict[str, Any]], per_update: int) -> None:
+def open_trl(session: Session, samples: list[dict[str, Any]], per_update: int) -> None:
+    """Start TRL's SFTTrainer on the token ids of these demonstrations."""
     settings = session.settings
     ours = session.answers["ours"]
     trl = {
@@ -89,7 +90,7 @@ def _open_trl(session: Session, samples: list[dict[str, Any]], per_update: int) 
     session.answers["trl"] = session.ask("trl", "open", settings=given)
 
 
-def _round(session: Session, systems: list[str], index: int) -> dict[str, Any]:
+def update_round(session: Session, systems: list[str], index: int) -> dict[str, Any]:
     """One update of every system; round -1 warms up."""
     found = {name: session.ask(name, "step") for name in rotated(systems, index)}
     summary = ", ".join(

@@ -57,6 +57,8 @@ class Settings:
     target: float = 0.75
     minutes: float | None = None
     again: bool = False
+    gsm8k: Path | None = None
+    """The folder of the data set's files, of the parts that are named so."""
     quick: bool = False
     timeout_s: float = 1800.0
     plots: Path = ROOT / "docs" / "lab"

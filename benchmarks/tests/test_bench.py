@@ -13,6 +13,7 @@ from benchmarks import (
     bench,
     compare,
     compilers,
+    gsm8k,
     natural,
     op_categories,
     report,
@@ -270,6 +271,44 @@ def test_figures_of_another_machine_do_not_join_these(tmp_path):
 def test_parts_that_share_workers_are_measured_in_the_same_rounds():
     plan = bench.plan_of(["step", "growth", "generation"])
     assert [names for _, names in plan] == [["generation", "step"], ["growth"]]
+
+
+def test_gsm8k_is_measured_where_its_files_are_given(tmp_path):
+    names = {gsm8k.UPDATE, gsm8k.EVALUATION}
+    assert not names & set(bench.parts_without_files(Settings()))
+    assert names <= set(bench.parts_without_files(Settings(gsm8k=tmp_path)))
+    with pytest.raises(ValueError, match="need --gsm8k FOLDER"):
+        gsm8k.measure_update(SimpleNamespace(settings=Settings()))
+
+
+def test_gsm8k_trains_the_stage_of_the_shipped_configuration_on_the_files(tmp_path):
+    session = SimpleNamespace(settings=Settings(threads=1), folder=tmp_path)
+    config = load_config(gsm8k.write_config(session, tmp_path))
+    demonstrations = {
+        "path": str(tmp_path / "train.jsonl"),
+        "prompt": "question",
+        "answer": "answer",
+        "remove": "<<.*?>>",
+    }
+    assert config.data.demonstrations == demonstrations
+    assert config.data.eval == {"path": str(tmp_path / "test.jsonl"), "size": gsm8k.PROBLEMS}
+    assert (config.train.minibatch_groups, config.train.microbatch_tokens) == (32, 4096)
+    assert (config.train.threads, config.eval.samples_per_problem) == (1, gsm8k.SAMPLES)
+
+
+def test_an_evaluation_of_gsm8k_is_counted_in_tokens_and_in_responses_per_second():
+    ours = {"seconds": 2.0, "tokens": 600, "responses": 8}
+    vllm = {"seconds": 4.0, "tokens": 800, "responses": 8}
+    figures = gsm8k.evaluation_figures([{"vllm": vllm, "ours": ours}])
+    values = [(each["system"], each["unit"], each["values"]) for each in figures]
+    assert values == [
+        ("ours", "tokens/s", [300.0]),
+        ("vllm", "tokens/s", [200.0]),
+        ("ours", "responses/s", [4.0]),
+        ("vllm", "responses/s", [2.0]),
+        ("ours", "tokens", [75.0]),
+        ("vllm", "tokens", [100.0]),
+    ]
 
 
 @pytest.mark.parametrize(
