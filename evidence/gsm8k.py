@@ -3,6 +3,7 @@
     python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/results/gsm8k.json
     python -m evidence.gsm8k --page PAGE.md        # the page's table and picture, from that file
     python -m evidence.gsm8k --calculations removed.json      # the wrong ones in the responses of an evaluation
+    python -m evidence.gsm8k --answers evals/warm.json evals/dapo-0.json     # one gained, one kept, one never solved
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
 each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a
@@ -32,6 +33,8 @@ LABELS = {
     "trl": "TRL's GRPOTrainer",
 }
 MARKER = "<!-- gsm8k -->"
+NEVER = 0.0
+MOSTLY = 0.75
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _CALCULATION = re.compile(rf"((?:{_NUMBER}\s*[-+*/x]\s*)+{_NUMBER})\s*=\s*\$?({_NUMBER})")
 _ROUNDING = 0.01
@@ -170,6 +173,38 @@ def count_calculations(texts: Sequence[str]) -> tuple[int, int, int]:
     return num_calculations, num_wrong, num_texts
 
 
+def answers(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield a title, the question, an answer from before, one from after and the reference.
+
+    The problems are the first of the test set that the second model has gained, that both solve,
+    and that neither solves. To gain or solve one, three quarters of the answers must be right;
+    before a gain, and where it is not solved, none is.
+    """
+    pairs = list(zip(before["table"], after["table"], strict=True))
+    kinds = (("gained", NEVER, MOSTLY), ("solved by both", MOSTLY, MOSTLY))
+    for title, share_before, share_after in (*kinds, ("solved by neither", NEVER, NEVER)):
+        for old, new in pairs:
+            if _is_solved(old, share_before) and _is_solved(new, share_after):
+                texts = (_typical_text(old), _typical_text(new))
+                yield title, new["question"], *texts, new["answer"]
+                break
+
+
+def _is_solved(row: Mapping[str, Any], share: float) -> bool:
+    if share == NEVER:
+        return bool(row["accuracy"] == 0)
+    return bool(row["accuracy"] >= share)
+
+
+def _typical_text(row: Mapping[str, Any]) -> str:
+    """The first response whose verdict is that of most."""
+    is_right = row["accuracy"] >= MOSTLY
+    texts = [each["text"] for each in row["responses"] if each["correct"] == is_right]
+    return str(texts[0])
+
+
 def write_page(page: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     """Replace the table between the page's markers."""
     text = page.read_text("utf-8")
@@ -186,6 +221,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--calculations", type=Path, metavar="EVALUATION")
+    parser.add_argument("--answers", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     arguments = parser.parse_args()
     if arguments.folder is not None:
         text = json.dumps(summarize(arguments.folder), indent=1)
@@ -195,6 +231,11 @@ def main() -> None:
         texts = [response["text"] for row in rows for response in row["responses"]]
         number, wrong, num_texts = count_calculations(texts)
         print(f"{wrong:,} of {number:,} calculations are wrong, in {num_texts:,} of {len(texts):,}")
+    if arguments.answers is not None:
+        before, after = (json.loads(path.read_text("utf-8")) for path in arguments.answers)
+        for title, question, old, new, reference in answers(before, after):
+            print(f"{title}\n> {question}\n\nbefore:\n{old}\n\nafter:\n{new}\n")
+            print(f"reference: {reference}\n")
     if arguments.page is not None:
         results = json.loads(RESULTS.read_text("utf-8"))
         write_page(arguments.page, results)

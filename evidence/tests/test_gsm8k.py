@@ -7,7 +7,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.training.train import train
-from evidence.gsm8k import MARKER, count_calculations, draw, summarize, write_page
+from evidence.gsm8k import MARKER, answers, count_calculations, draw, summarize, write_page
 from helpers.commands import run as command
 from helpers.tiny_runs import new_run, tiny
 
@@ -87,3 +87,28 @@ def test_wrong_calculations_are_those_whose_result_is_another_number() -> None:
         "150% x $80,000 = $100,000 is no calculation of numbers alone; 7 / 0 = 7 has no value",
     ]
     assert count_calculations(texts) == (6, 1, 1)
+
+
+def test_answers_are_shown_of_the_first_problems_that_are_gained_kept_and_never_solved() -> None:
+    def evaluation(*verdicts: str) -> dict[str, object]:
+        rows = [
+            {
+                "question": f"question {number}",
+                "answer": str(number),
+                "accuracy": word.count("r") / len(word),
+                "responses": [
+                    {"text": f"{letter} {place}", "correct": letter == "r"}
+                    for place, letter in enumerate(word)
+                ],
+            }
+            for number, word in enumerate(verdicts)
+        ]
+        return {"table": rows}
+
+    before = evaluation("wwwr", "wwww", "rrrr", "wwww", "wrrr", "wwww")
+    after = evaluation("rrrr", "wwrr", "wwww", "wrrr", "wrrr", "wwww")
+    assert list(answers(before, after)) == [
+        ("gained", "question 3", "w 0", "r 1", "3"),
+        ("solved by both", "question 4", "r 1", "r 1", "4"),
+        ("solved by neither", "question 5", "w 0", "w 0", "5"),
+    ]
