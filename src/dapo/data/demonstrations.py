@@ -15,10 +15,12 @@ from dapo.data.sources.rows import (
     TEMPLATE_KWARGS,
     as_message,
     as_prompt,
+    column_names,
     column_value,
     json_value,
     parsed_messages,
     problem_id,
+    require_column,
     require_filled,
     shown,
     tool_schemas,
@@ -71,26 +73,20 @@ def demonstration_from_row(
         raise row
     _require_text_alone(row, where)
     _require_wanted(row, where)
-    response = next(
-        (
-            name
-            for name in (columns.answer, *RESPONSE_COLUMNS)
-            if name and column_value(row, name) is not None
-        ),
-        None,
-    )
     conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
+    response = _response_column(row, columns, where)
     if response is not None:
         prompt, turns = _columns_of(row, response, columns, where)
-    elif conversation is not None:
+    elif conversation is not None and columns.prompt is None:
         prompt, turns = _conversation_of(row[conversation], f"{where}: {conversation}")
     else:
-        present = ", ".join(map(str, row)) or "(none)"
         raise DataError(
             f"{where}: no demonstration; expected the columns prompt and"
-            f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)}, columns"
-            f" here: {present}"
+            f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)} alone,"
+            f" columns here: {column_names(row)}; name yours with {{path: FILE, prompt: COLUMN,"
+            " answer: COLUMN}"
         )
+    turns = _cleaned(turns, columns, where)
     for name in SYSTEM_COLUMNS:
         prompt = _with_system(prompt, row.get(name), f"{where}: {name}")
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
@@ -112,20 +108,64 @@ def _columns_of(
     row: Mapping[str, Any], response: str, columns: Columns, where: str
 ) -> tuple[Prompt, list[Message]]:
     """Return the prompt and the turns of a row with a column `response`."""
-    names = (columns.prompt,) if columns.prompt else (*PROMPT_COLUMNS, ALPACA)
-    name = next((name for name in names if column_value(row, name) is not None), None)
-    if name is None:
-        raise DataError(
-            f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
-        )
+    name = _prompt_column(row, response, columns, where)
     if name == ALPACA:
         prompt = _alpaca_prompt(row, where)
     else:
         prompt = as_prompt(column_value(row, name), f"{where}: {name}")
-    text = column_value(row, response)
-    if isinstance(text, str):
-        text = columns.cleaned(text)
-    return prompt, _turns(text, f"{where}: {response}")
+    return prompt, _turns(column_value(row, response), f"{where}: {response}")
+
+
+def _prompt_column(row: Mapping[str, Any], response: str, columns: Columns, where: str) -> str:
+    """Return the column of the prompt beside a column `response`. Raises DataError."""
+    if columns.prompt is not None:
+        require_column(row, columns.prompt, what="prompt", where=where)
+        return columns.prompt
+    names = (*PROMPT_COLUMNS, ALPACA)
+    for name in names:
+        if row.get(name) is not None:
+            return name
+    raise DataError(
+        f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}, columns"
+        f" here: {column_names(row)}; name yours with {{path: FILE, prompt: COLUMN}}"
+    )
+
+
+def _response_column(row: Mapping[str, Any], columns: Columns, where: str) -> str | None:
+    """Return the column of the response; None if a row has none of those with the usual names.
+
+    Raises DataError if it lacks the one that the user has named.
+    """
+    if columns.answer is not None:
+        require_column(row, columns.answer, what="answer", where=where)
+        return columns.answer
+    return next((name for name in RESPONSE_COLUMNS if row.get(name) is not None), None)
+
+
+def _cleaned(turns: Sequence[Message], columns: Columns, where: str) -> list[Message]:
+    """Return the turns, the assistant's without what `remove` matches. Raises DataError."""
+    if columns.remove is None:
+        return list(turns)
+    cleaned_turns: list[Message] = []
+    for turn in turns:
+        content = turn.get("content")
+        if turn["role"] != "assistant" or content is None:
+            cleaned_turns.append(turn)
+            continue
+        cleaned_content: str | list[dict[str, Any]]
+        if isinstance(content, str):
+            cleaned_content = columns.cleaned(content)
+        else:
+            cleaned_content = [{**part, "text": columns.cleaned(part["text"])} for part in content]
+        cleaned_turn: Message = {**turn, "content": cleaned_content}
+        if not turn.get("tool_calls"):
+            require_filled(
+                content_text(cleaned_turn),
+                f"{where}: a response",
+                "the pattern of remove deletes all of it: narrow it",
+            )
+        cleaned_turns.append(cleaned_turn)
+    return cleaned_turns
 
 
 def _conversation_of(value: object, where: str) -> tuple[Prompt, list[Message]]:
@@ -222,6 +262,7 @@ def _alpaca_prompt(row: Mapping[str, Any], where: str) -> Prompt:
 
 def _turns(value: object, where: str) -> list[Message]:
     """Return the messages of a response that is a text or a list of messages, also as JSON text."""
+    require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
     value = parsed_messages(value, where)
     if not isinstance(value, str):
         turns = _messages(value, where)
@@ -229,7 +270,6 @@ def _turns(value: object, where: str) -> list[Message]:
             raise DataError(f"{where} has no assistant message, which is the response to imitate")
         _require_turns(turns, where)
         return turns
-    require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
     return [as_message({"role": "assistant", "content": value}, where)]
 
 

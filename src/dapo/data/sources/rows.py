@@ -293,14 +293,12 @@ def _column(
     Raises:
         DataError: the row has no such column.
     """
-    for name in (column,) if column else candidates:
+    if column:
+        require_column(row, column, what=what, where=where)
+        return column
+    for name in candidates:
         if _lookup(row, name) is not _MISSING:
             return name
-    present = ", ".join(map(str, row)) or "(none)"
-    if column:
-        raise DataError(
-            f"{where}: no column {column}, which is named as {what}; columns here: {present}"
-        )
     if not required:
         return None
     for name in CONVERSATION_COLUMNS:
@@ -315,8 +313,22 @@ def _column(
         )
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(candidates[:-1])} or {candidates[-1]},"
-        f" columns here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
+        f" columns here: {column_names(row)}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
+
+
+def require_column(row: Mapping[str, Any], column: str, *, what: str, where: str) -> None:
+    """Raise DataError if a row lacks the column that the user has named as `what`."""
+    if _lookup(row, column) is _MISSING:
+        raise DataError(
+            f"{where}: no column {column}, which is named as {what}; columns here:"
+            f" {column_names(row)}"
+        )
+
+
+def column_names(row: Mapping[str, Any]) -> str:
+    """Return the names of a row's columns, for a message."""
+    return ", ".join(map(str, row)) or "(none)"
 
 
 def _lookup(row: Mapping[str, Any], column: str) -> object:

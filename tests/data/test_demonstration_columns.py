@@ -1,0 +1,76 @@
+"""Which columns of a row are a demonstration, by their usual names and by those that are named."""
+
+from typing import Any
+
+import pytest
+
+from dapo.config.data_spec import Columns
+from dapo.core.errors import DataError
+from dapo.data.demonstrations import demonstration_from_row, turns_of
+from dapo.types import Problem
+from helpers.tables import for_each_row
+
+QUESTION = {"role": "user", "content": "Sum?"}
+ANSWER = {"role": "assistant", "content": "<<1+2>>3"}
+
+
+def read(row: dict[str, Any], **columns: str) -> Problem:
+    return demonstration_from_row(
+        row, where="a.jsonl, line 1", source="a", columns=Columns(**columns)
+    )
+
+
+@for_each_row(
+    ("row", "columns", "message"),
+    [
+        # NuminaMath's columns, and a name with a slip: the conversation is not taken instead
+        (
+            {"problem": "Sum?", "solution": "3", "messages": [QUESTION, ANSWER]},
+            {"prompt": "problem", "answer": "soluton"},
+            "no column soluton, which is named as answer; columns here: problem, solution, messages",
+        ),
+        (
+            {"problem": "Sum?", "messages": [QUESTION, ANSWER]},
+            {"prompt": "problem"},
+            "no demonstration; expected the columns prompt and response or completion or output, or"
+            " messages or conversations alone, columns here: problem, messages; name yours with"
+            " {path: FILE, prompt: COLUMN, answer: COLUMN}",
+        ),
+        (
+            {"prompt": "Sum?", "response": "3"},
+            {"prompt": "question"},
+            "no column question, which is named as prompt; columns here: prompt, response",
+        ),
+        (
+            {"prompt": "Sum?", "response": "3", "solution": None},
+            {"answer": "solution"},
+            "solution is null; a demonstration needs a response: fill it in or drop the row",
+        ),
+        (
+            {"query": "Sum?", "response": "3"},
+            {},
+            "no prompt beside response; expected a column prompt or question or problem or"
+            " instruction, columns here: query, response; name yours with {path: FILE, prompt:"
+            " COLUMN}",
+        ),
+    ],
+)
+def test_a_column_that_is_named_is_used_or_refused(
+    row: dict[str, Any], columns: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DataError) as error:
+        read(row, **columns)
+    assert str(error.value) == f"a.jsonl, line 1: {message}"
+
+
+def test_what_remove_matches_is_deleted_from_each_turn_of_the_assistant() -> None:
+    parts = [{"type": "text", "text": "<<2>>"}, {"type": "text", "text": "two"}]
+    asked = {"role": "user", "content": "Why <<so>>?"}
+    row = {"messages": [QUESTION, ANSWER, asked, {"role": "assistant", "content": parts}]}
+    first, question, second = turns_of(read(row, remove="<<.*?>>"))
+    assert (first["content"], question["content"]) == ("3", "Why <<so>>?")
+    assert [part["text"] for part in second["content"]] == ["", "two"]
+    row = {"prompt": [QUESTION], "completion": [ANSWER]}
+    assert read(row, remove="<<.*?>>").answer == "3"
+    with pytest.raises(DataError, match="a response is empty; the pattern of remove deletes all"):
+        read(row, remove=".*")
