@@ -74,3 +74,28 @@ def test_what_remove_matches_is_deleted_from_each_turn_of_the_assistant() -> Non
     assert read(row, remove="<<.*?>>").answer == "3"
     with pytest.raises(DataError, match="a response is empty; the pattern of remove deletes all"):
         read(row, remove=".*")
+
+
+def test_the_context_of_dollys_rows_is_part_of_the_question() -> None:
+    row = {"instruction": "When did it begin?", "response": "2000", "category": "closed_qa"}
+    assert read({**row, "context": "It began in 2000."}).prompt == (
+        "When did it begin?\nIt began in 2000."
+    )
+    assert read({**row, "context": ""}).prompt == "When did it begin?"
+    with pytest.raises(DataError, match="context goes on with the instruction, so it must be a"):
+        read({**row, "context": ["It began in 2000."]})
+
+
+def test_numbers_of_a_csv_column_are_texts_of_a_demonstration() -> None:
+    found = read({"instruction": "Square it.", "input": 12, "output": 144})
+    assert (found.prompt, found.answer) == ("Square it.\n12", "144")
+    zero = read({"instruction": "Square it.", "input": 0, "output": 0.0})
+    assert (zero.prompt, zero.answer) == ("Square it.\n0", "0")
+
+
+def test_the_history_of_a_text_is_read_beside_every_name_of_a_prompt() -> None:
+    pair = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}]
+    for name in ("prompt", "question", "problem", "instruction"):
+        row = {name: "Sum?", "response": "3", "history": [["Hello.", "Hi."]]}
+        assert read(row).prompt == [*pair, QUESTION]
+        assert read({**row, "history": []}).prompt == "Sum?"

@@ -18,6 +18,7 @@ from dapo.data.sources.rows import (
     column_names,
     column_value,
     json_value,
+    number_text,
     parsed_messages,
     problem_id,
     require_column,
@@ -33,7 +34,9 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 LABEL = "label"
 ALPACA = "instruction"
-"""The column of Alpaca's form, whose question goes on in `input` and begins in `history`."""
+"""The column of the question in Alpaca's form."""
+_ALPACA_PARTS = ("input", "context")
+"""The columns with the rest of the question in Alpaca's form, the second as Dolly has it."""
 TURNS = "turns"
 """The field of a demonstration with several turns: the messages behind its prompt."""
 
@@ -65,7 +68,8 @@ def demonstration_from_row(
     demonstration of several turns has them all in the field `turns`, and the last one as its
     answer; so does one whose turn has further keys, such as `tool_calls`. A text in the column
     `system` or `system_prompt` is the prompt's first message, unless it has a system message.
-    Alpaca's `instruction` is a prompt together with `input` and `history`. Other columns but
+    Alpaca's `instruction` is a prompt together with `input` or Dolly's `context`, and `history` has
+    the turns before a text. Other columns but
     `tools` and `chat_template_kwargs`, which the chat template reads, are left out. A row whose
     `label` is false, as KTO marks unwanted responses, is an error.
     """
@@ -113,6 +117,7 @@ def _columns_of(
         prompt = _alpaca_prompt(row, where)
     else:
         prompt = as_prompt(column_value(row, name), f"{where}: {name}")
+    prompt = _with_history(prompt, row.get("history"), f"{where}: history")
     return prompt, _turns(column_value(row, response), f"{where}: {response}")
 
 
@@ -233,37 +238,50 @@ def _require_wanted(row: Mapping[str, Any], where: str) -> None:
 
 
 def _alpaca_prompt(row: Mapping[str, Any], where: str) -> Prompt:
-    """Return the question of a row of Alpaca's form: `instruction`, `input` and `history`.
-
-    A text in `input` follows the instruction on a line of its own. `history` has earlier questions
-    and answers in pairs, which become messages. Raises DataError.
-    """
+    """Return the question of a row of Alpaca's form, whose parts stand on lines of their own."""
     question = column_value(row, ALPACA)
     if not isinstance(question, str):
         return as_prompt(question, f"{where}: {ALPACA}")
-    more = row.get("input")
-    if isinstance(more, str) and more.strip():
-        question = f"{question}\n{more}"
-    history = row.get("history")
-    if not history:
-        return as_prompt(question, f"{where}: {ALPACA}")
-    messages: list[Message] = []
+    lines = [question]
+    for name in _ALPACA_PARTS:
+        value = row.get(name)
+        # a CSV column of numbers alone holds numbers
+        text = number_text(value) or value or ""
+        if not isinstance(text, str):
+            raise DataError(
+                f"{where}: {name} goes on with the {ALPACA}, so it must be a text, got"
+                f" {shown(value)}; write it as text, or drop the column"
+            )
+        if text.strip():
+            lines.append(text)
+    return as_prompt("\n".join(lines), f"{where}: {ALPACA}")
+
+
+def _with_history(prompt: Prompt, history: object, where: str) -> Prompt:
+    """Return the prompt behind earlier questions and answers in pairs, which become messages.
+
+    Raises DataError. A prompt of messages has its own history.
+    """
+    if not history or not isinstance(prompt, str):
+        return prompt
     if not isinstance(history, list | tuple):
-        raise DataError(f"{where}: history must be a list of pairs, got {shown(history)}")
+        raise DataError(f"{where} must be a list of pairs, got {shown(history)}")
+    messages: list[Message] = []
     for pair in history:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise DataError(
-                f"{where}: history must hold pairs of a question and an answer, got {shown(pair)}"
+                f"{where} must hold pairs of a question and an answer, got {shown(pair)}"
             )
         for role, content in zip(("user", "assistant"), pair, strict=True):
-            messages.append(as_message({"role": role, "content": content}, f"{where}: history"))
-    return [*messages, as_message({"role": "user", "content": question}, f"{where}: {ALPACA}")]
+            messages.append(as_message({"role": role, "content": content}, where))
+    return [*messages, as_message({"role": "user", "content": prompt}, where)]
 
 
 def _turns(value: object, where: str) -> list[Message]:
     """Return the messages of a response that is a text or a list of messages, also as JSON text."""
     require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
-    value = parsed_messages(value, where)
+    # a CSV column of numbers alone holds numbers
+    value = number_text(value) or parsed_messages(value, where)
     if not isinstance(value, str):
         turns = _messages(value, where)
         if all(message["role"] != "assistant" for message in turns):

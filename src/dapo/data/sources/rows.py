@@ -547,11 +547,22 @@ def _parsed_schemas(value: object, where: str) -> object:
         return value
 
 
-def _answer(value: object, where: str) -> str:
-    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats.
+def number_text(value: object) -> str | None:
+    """Return a number as text; None for any other value.
 
-    A list of one text or number is that text or number.
+    3.0 becomes `3`, because gaps turn integers into floats.
     """
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value)
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return str(value)
+    return None
+
+
+def _answer(value: object, where: str) -> str:
+    """Return the answer as a string; a list of one text or number is that text or number."""
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
     if isinstance(value, list | tuple) and len(value) == 1:
@@ -563,12 +574,9 @@ def _answer(value: object, where: str) -> str:
     )
     if isinstance(value, str):
         return _encodable(value, where)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        return str(value)
+    number = number_text(value)
+    if number is not None:
+        return number
     advice = "write the reference answer as a string"
     if isinstance(value, bool):
         advice += " (a CSV column of true and false alone holds none: write yes and no, or .jsonl)"
