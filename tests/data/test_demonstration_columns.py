@@ -46,6 +46,20 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
             {"answer": "solution"},
             "solution is null; a demonstration needs a response: fill it in or drop the row",
         ),
+        # a set of programs whose prompts end with the program
+        (
+            {"instruction": "Add.", "prompt": "### Add. ### Output: a + b", "output": "a + b"},
+            {},
+            "prompt and instruction differ, and each may be the prompt; name the one that is with"
+            " {path: FILE, prompt: COLUMN}",
+        ),
+        (
+            {"prompt": "Sum?", "response": "3", "messages": [QUESTION, ANSWER, QUESTION, ANSWER]},
+            {},
+            "messages has 1 answer more than the columns of the prompt and the response; drop these"
+            " columns to imitate the conversation, or name them with {path: FILE, prompt: COLUMN,"
+            " answer: COLUMN}",
+        ),
         (
             {"query": "Sum?", "response": "3"},
             {},
@@ -99,3 +113,12 @@ def test_the_history_of_a_text_is_read_beside_every_name_of_a_prompt() -> None:
         row = {name: "Sum?", "response": "3", "history": [["Hello.", "Hi."]]}
         assert read(row).prompt == [*pair, QUESTION]
         assert read({**row, "history": []}).prompt == "Sum?"
+
+
+def test_the_same_prompt_and_conversation_in_several_columns_is_one_demonstration() -> None:
+    columns = {"instruction": "Sum?", "response": "3"}
+    plain = read(columns)
+    assert read({**columns, "prompt": "Sum?"}) == plain
+    assert read({**columns, "conversations": [QUESTION, ANSWER]}) == plain
+    named = read({**columns, "prompt": "Add: Sum?"}, prompt="prompt")
+    assert named.prompt == "Add: Sum?"

@@ -2,12 +2,13 @@
 supervised`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from dapo.config.data_spec import Columns, Source
 from dapo.core.errors import DataError
+from dapo.core.text import plural
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import (
     CONVERSATION_COLUMNS,
@@ -25,6 +26,7 @@ from dapo.data.sources.rows import (
     require_filled,
     shown,
     tool_schemas,
+    with_standard_keys,
 )
 from dapo.types import Message, Problem, Prompt, content_text
 
@@ -81,6 +83,8 @@ def demonstration_from_row(
     response = _response_column(row, columns, where)
     if response is not None:
         prompt, turns = _columns_of(row, response, columns, where)
+        if conversation is not None and not (columns.prompt or columns.answer):
+            _require_no_more_turns(row[conversation], prompt, turns, f"{where}: {conversation}")
     elif conversation is not None and columns.prompt is None:
         prompt, turns = _conversation_of(row[conversation], f"{where}: {conversation}")
     else:
@@ -121,15 +125,49 @@ def _columns_of(
     return prompt, _turns(column_value(row, response), f"{where}: {response}")
 
 
+def _require_no_more_turns(
+    conversation: object, prompt: Prompt, turns: Sequence[Message], where: str
+) -> None:
+    """Raise DataError if a conversation has more answers than the columns of the same row."""
+    in_columns = list(turns)
+    if not isinstance(prompt, str):
+        in_columns += prompt
+    messages = parsed_messages(conversation, where)
+    if not isinstance(messages, list | tuple):
+        return
+    num_more = _num_answers(map(with_standard_keys, messages)) - _num_answers(in_columns)
+    if num_more > 0:
+        raise DataError(
+            f"{where} has {plural(num_more, 'answer')} more than the columns of the prompt and the"
+            " response; drop these columns to imitate the conversation, or name them with {path:"
+            " FILE, prompt: COLUMN, answer: COLUMN}"
+        )
+
+
+def _num_answers(messages: Iterable[object]) -> int:
+    """Return the number of messages of the assistant."""
+    return sum(
+        isinstance(message, Mapping) and message.get("role") == "assistant" for message in messages
+    )
+
+
 def _prompt_column(row: Mapping[str, Any], response: str, columns: Columns, where: str) -> str:
     """Return the column of the prompt beside a column `response`. Raises DataError."""
     if columns.prompt is not None:
         require_column(row, columns.prompt, what="prompt", where=where)
         return columns.prompt
     names = (*PROMPT_COLUMNS, ALPACA)
-    for name in names:
-        if row.get(name) is not None:
-            return name
+    filled = [name for name in names if row.get(name) is not None]
+    # the prompt of a row may hold the instruction with the response, or need it before the question
+    if ALPACA in filled:
+        if any(row[name] != row[ALPACA] for name in filled):
+            raise DataError(
+                f"{where}: {' and '.join(filled)} differ, and each may be the prompt; name the one"
+                " that is with {path: FILE, prompt: COLUMN}"
+            )
+        return ALPACA
+    if filled:
+        return filled[0]
     raise DataError(
         f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}, columns"
         f" here: {column_names(row)}; name yours with {{path: FILE, prompt: COLUMN}}"
