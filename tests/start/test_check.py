@@ -93,6 +93,33 @@ def test_tests_that_no_verifier_runs_are_named(
         assert f"data.train: 1 of 1 rows have tests of a program, {expected};" in notes
 
 
+@pytest.mark.parametrize(
+    ("prompt", "column", "is_unshown"),
+    [
+        ("Where was it?", {"context": "It was in\nDelft."}, True),
+        ("It was in  Delft. Where was it?", {"context": "It was in\nDelft."}, False),
+        # HotpotQA's form
+        ("Who?", {"context": {"title": ["Who"], "sentences": [["It was Ann.", "So?"]]}}, True),
+        ("Add them.", {"input": "3 and 4"}, True),
+        ("Add them.", {"input": ""}, False),
+        ("Add them.", {"system_prompt": "You are a cat."}, True),
+        ("Add them.", {"context": None, "input": 3, "passage": []}, False),
+    ],
+)
+def test_parts_of_questions_that_no_prompt_shows_are_named(
+    tmp_path: Path, prompt: str, column: dict[str, object], is_unshown: bool
+) -> None:
+    row = {"question": prompt, "answer": 1, **column}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
+    notes = " ".join(load_rows(config.data, config.reward, {}, "train")[1])
+    name = next(iter(column))
+    expected = f"data.train: 1 of 1 rows have a text in the column {name} that their prompts do not"
+    assert (expected in notes) == is_unshown
+    assert ("have a text" in notes) == is_unshown
+    assert ("as a message with the role system" in notes) == (is_unshown and "system" in name)
+
+
 CHOICES = ["a red fox", "a grey wolf", "a brown bear", "a white hare"]
 
 
