@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -332,11 +333,17 @@ def column_names(row: Mapping[str, Any]) -> str:
 
 
 def _lookup(row: Mapping[str, Any], column: str) -> object:
-    """Return the value of a column, also of a nested one; _MISSING if the row has none."""
+    """Return the value of a column, also of a nested one; _MISSING if the row has none.
+
+    A column with nested ones may be the JSON text of an object.
+    """
     if column in row:
         return row[column]
     head, dot, tail = column.partition(".")
     inner = row.get(head)
+    if dot and isinstance(inner, str) and inner.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            inner = json.loads(inner)
     if not dot or not isinstance(inner, Mapping):
         return _MISSING
     return _lookup(inner, tail)
@@ -578,6 +585,11 @@ def _answer(value: object, where: str) -> str:
     if number is not None:
         return number
     advice = "write the reference answer as a string"
+    if isinstance(value, Mapping):
+        advice = (
+            "name the part that is the answer with {path: FILE, answer: COLUMN.PART}; parts here:"
+            f" {column_names(value)}"
+        )
     if isinstance(value, bool):
         advice += " (a CSV column of true and false alone holds none: write yes and no, or .jsonl)"
     raise DataError(f"{where} must be a string or a number, got {shown(value)}; {advice}")
