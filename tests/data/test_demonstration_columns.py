@@ -1,12 +1,14 @@
 """Which columns of a row are a demonstration, by their usual names and by those that are named."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dapo.config.data_spec import Columns
+from dapo.config.data_spec import Columns, parse_spec
 from dapo.core.errors import DataError
-from dapo.data.demonstrations import demonstration_from_row, turns_of
+from dapo.data.demonstrations import demonstration_from_row, load_demonstrations, turns_of
 from dapo.types import Problem
 from helpers.tables import for_each_row
 
@@ -122,3 +124,36 @@ def test_the_same_prompt_and_conversation_in_several_columns_is_one_demonstratio
     assert read({**columns, "conversations": [QUESTION, ANSWER]}) == plain
     named = read({**columns, "prompt": "Add: Sum?"}, prompt="prompt")
     assert named.prompt == "Add: Sum?"
+
+
+def test_a_thought_in_a_column_stands_before_the_response() -> None:
+    row = {"prompt": "Sum?", "response": "3"}
+    thought = read({**row, "reasoning_content": "1 and 2"})
+    assert turns_of(thought) == [
+        {"role": "assistant", "content": "3", "reasoning_content": "1 and 2"}
+    ]
+    # a response that has its thought, and a row without one
+    whole = {**row, "response": "<think>1 and 2</think>3"}
+    assert read({**whole, "reasoning_content": "1 and 2"}) == read(whole)
+    assert read({**row, "reasoning_content": " "}) == read(row)
+
+
+def test_parts_of_questions_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"question": "When?", "context": "In 2000.", "response": "2000"},
+        {"question": "When? In  2000.", "context": "In 2000.", "response": "2000"},
+        {"instruction": "When?", "context": "In 2000.", "response": "2000", "system": "Be brief."},
+        {"messages": [{"role": "system", "content": "Hi."}, QUESTION, ANSWER], "system": "Be."},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    demonstrations, warnings = load_demonstrations(parse_spec(str(path)))
+    assert len(demonstrations) == len(rows)
+    assert warnings == [
+        "data.demonstrations: 1 of 4 rows have a text in the column context that their prompts do"
+        " not show, so the model is asked without it; write it into the prompt where the question"
+        " needs it",
+        "data.demonstrations: 1 of 4 rows have a text in the column system that their prompts do"
+        " not show, so the model is asked without it; write it into the prompt as a message with"
+        " the role system",
+    ]

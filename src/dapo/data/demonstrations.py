@@ -2,7 +2,9 @@
 supervised`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +12,7 @@ from dapo.config.data_spec import Columns, Source
 from dapo.core.errors import DataError
 from dapo.core.text import plural
 from dapo.data.problems import load_problems
+from dapo.data.question_parts import SYSTEM_COLUMNS, describe_unshown_parts, unshown_parts
 from dapo.data.sources.rows import (
     CONVERSATION_COLUMNS,
     PROMPT_COLUMNS,
@@ -31,8 +34,8 @@ from dapo.data.sources.rows import (
 from dapo.types import Message, Problem, Prompt, content_text
 
 RESPONSE_COLUMNS = ("response", "completion", "output")
-SYSTEM_COLUMNS = ("system", "system_prompt")
-"""The columns with the text of a system message that is not among the messages."""
+THOUGHT_COLUMN = "reasoning_content"
+"""The column with the thought before a response, by its name in messages."""
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 LABEL = "label"
 ALPACA = "instruction"
@@ -49,9 +52,15 @@ def turns_of(demonstration: Problem) -> Sequence[Message]:
     return turns or ({"role": "assistant", "content": demonstration.answer},)
 
 
-def load_demonstrations(source: Source) -> list[Problem]:
-    """Return all demonstrations of a data source. Raises DataError as `load_problems` does."""
-    return load_problems(source, convert=demonstration_from_row)
+def load_demonstrations(source: Source) -> tuple[list[Problem], list[str]]:
+    """Return all demonstrations of a data source, and warnings about columns that are not read.
+
+    Raises DataError as `load_problems` does.
+    """
+    unread = Counter[str]()
+    demonstrations = load_problems(source, convert=partial(demonstration_from_row, unread=unread))
+    lines = describe_unshown_parts(unread, len(demonstrations))
+    return demonstrations, [f"data.demonstrations: {line}" for line in lines]
 
 
 def demonstration_from_row(
@@ -61,6 +70,7 @@ def demonstration_from_row(
     source: str,
     columns: Columns,
     require_answer: bool = True,
+    unread: Counter[str] | None = None,
 ) -> Problem:
     """Convert one row to a problem whose `answer` is the response to imitate. Raises DataError.
 
@@ -73,7 +83,8 @@ def demonstration_from_row(
     Alpaca's `instruction` is a prompt together with `input` or Dolly's `context`, and `history` has
     the turns before a text. Other columns but
     `tools` and `chat_template_kwargs`, which the chat template reads, are left out. A row whose
-    `label` is false, as KTO marks unwanted responses, is an error.
+    `label` is false, as KTO marks unwanted responses, is an error. `unread` counts the columns with
+    a part of the question that the prompt does not show.
     """
     if isinstance(row, DataError):
         raise row
@@ -97,6 +108,8 @@ def demonstration_from_row(
     turns = _cleaned(turns, columns, where)
     for name in SYSTEM_COLUMNS:
         prompt = _with_system(prompt, row.get(name), f"{where}: {name}")
+    if unread is not None:
+        unread.update(unshown_parts(row, prompt))
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
     answer = content_text(turns[-1])
@@ -122,7 +135,18 @@ def _columns_of(
     else:
         prompt = as_prompt(column_value(row, name), f"{where}: {name}")
     prompt = _with_history(prompt, row.get("history"), f"{where}: history")
-    return prompt, _turns(column_value(row, response), f"{where}: {response}")
+    turns = _turns(column_value(row, response), f"{where}: {response}")
+    return prompt, _with_thought(turns, row.get(THOUGHT_COLUMN))
+
+
+def _with_thought(turns: list[Message], thought: object) -> list[Message]:
+    """Return a response of one turn with the thought of a column, unless the turn has a thought."""
+    if not isinstance(thought, str) or not thought.strip() or len(turns) != 1:
+        return turns
+    (turn,) = turns
+    if turn.get(THOUGHT_COLUMN) or thought.strip() in content_text(turn):
+        return turns
+    return [{**turn, THOUGHT_COLUMN: thought}]
 
 
 def _require_no_more_turns(

@@ -11,9 +11,9 @@ from typing import Any
 from dapo.config import DataConfig, RewardConfig
 from dapo.config.data_spec import Source, kinds
 from dapo.core.text import one_line
-from dapo.data.demonstrations import SYSTEM_COLUMNS
 from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems, unique_problems
+from dapo.data.question_parts import describe_unshown_parts, unshown_parts
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
@@ -24,9 +24,6 @@ from dapo.types import Problem, Prompt, content_text
 
 _CHOICE_COLUMNS = ("choices", "options")
 _CHOICE_TEXT_KEYS = ("text", "value")
-_QUESTION_PARTS = (*SYSTEM_COLUMNS, "context", "passage", "input", "starter_code")
-"""Columns with what a question is about, or what a system message says, in many data sets."""
-_COMPARED_CHARS = 200
 _MAX_LABEL_CHARS = 2  # of a choice's label, such as `A` or `10`
 
 
@@ -127,36 +124,9 @@ def _unshown_parts(rows: Sequence[Problem], where: str) -> Iterator[str]:
     """Warn of rows with a part of the question in a column, which their prompts do not show."""
     counts = Counter[str]()
     for row in rows:
-        parts = {}
-        for column in _QUESTION_PARTS:
-            text = max(_texts_in(row.fields.get(column)), key=len, default="")
-            part = one_line(text[:_COMPARED_CHARS]).casefold()
-            if part:
-                parts[column] = part
-        if parts:
-            prompt = one_line(_text(row.prompt)).casefold()
-            counts.update(column for column, part in parts.items() if part not in prompt)
-    for column, count in counts.items():
-        advice = "write it into the prompt where the question needs it"
-        if column in SYSTEM_COLUMNS:
-            advice = "write it into the prompt as a message with the role system"
-        yield (
-            f"{where}: {count:,} of {len(rows):,} rows have a text in the column {column} that their"
-            f" prompts do not show, so the model is asked without it; {advice} (an agent or"
-            " environment may show it itself)"
-        )
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield a text, or all texts within lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts_in(item)
+        counts.update(unshown_parts(row.fields, row.prompt))
+    for line in describe_unshown_parts(counts, len(rows)):
+        yield f"{where}: {line} (an agent or environment may show it itself)"
 
 
 def _choices(value: Any) -> list[str]:
