@@ -174,7 +174,14 @@ def test_another_answer_or_role_is_another_problem():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(3, "3"), (3.0, "3"), (-0.5, "-0.5"), (Decimal("1.50"), "1.50")]
+    ("value", "text"),
+    [
+        (3, "3"),
+        (3.0, "3"),
+        (-0.5, "-0.5"),
+        (6.02e23, "602000000000000000000000"),
+        (Decimal("1.50"), "1.50"),
+    ],
 )
 def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text

@@ -559,10 +559,10 @@ def number_text(value: object) -> str | None:
 
     3.0 becomes `3`, because gaps turn integers into floats.
     """
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
+        written = repr(float(value))  # NumPy's would name its type
+        # int(6.02e23) has other digits than those that were written
+        return str(int(Decimal(written))) if value.is_integer() else written
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     return None
