@@ -120,6 +120,18 @@ def test_parts_of_questions_that_no_prompt_shows_are_named(
     assert ("as a message with the role system" in notes) == (is_unshown and "system" in name)
 
 
+def test_rows_that_differ_in_columns_alone_are_named_as_copies(tmp_path: Path) -> None:
+    rows = [{"prompt": "Solve it.", "answer": "1", "board": board} for board in ("ab", "ab", "ba")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny(f"data.eval={path}", f"data.train={path}", "reward.verifier=exact")
+    (warning,) = load_rows(config.data, config.reward, {}, "eval")[1]
+    assert warning.startswith(
+        "data.eval: 1 of 3 rows have the prompt and the answer of another row, and differ in board:"
+    )
+    assert load_rows(config.data, config.reward, {}, "train")[1] == []
+
+
 CHOICES = ["a red fox", "a grey wolf", "a brown bear", "a white hare"]
 
 

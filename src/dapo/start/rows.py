@@ -79,12 +79,37 @@ def load_rows(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
                 " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
             )
+    if split == "eval":
+        warnings += _copies_that_differ(rows, where)
     warnings += _unread_tests(rows, reward, where)
     warnings += _unshown_choices(rows, where)
     warnings += _unshown_parts(rows, where)
     if not has_trained:
         warnings += _unrequested_markers(data, rows, demonstrations, reward, where)
     return rows, warnings
+
+
+def _copies_that_differ(rows: Sequence[Problem], where: str) -> Iterator[str]:
+    """Warn of rows that are taken for copies of another one, from which their columns differ."""
+    first = dict[str, Problem]()
+    columns: dict[str, None] = {}
+    num_differing = 0
+    for row in rows:
+        fields = first.setdefault(row.id, row).fields
+        # equal rows of a file share one object
+        if fields is row.fields:
+            continue
+        names = [
+            name for name in {**fields, **row.fields} if fields.get(name) != row.fields.get(name)
+        ]
+        columns.update(dict.fromkeys(names))
+        num_differing += bool(names)
+    if num_differing:
+        yield (
+            f"{where}: {num_differing:,} of {len(rows):,} rows have the prompt and the answer of"
+            f" another row, and differ in {' and '.join(columns)}: they are copies of one problem,"
+            " which is evaluated once; write what differs into the prompt if they are not"
+        )
 
 
 def _unread_tests(rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
