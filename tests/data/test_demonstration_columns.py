@@ -29,7 +29,8 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
         (
             {"problem": "Sum?", "solution": "3", "messages": [QUESTION, ANSWER]},
             {"prompt": "problem", "answer": "soluton"},
-            "no column soluton, which is named as answer; columns here: problem, solution, messages",
+            "no column soluton, which is named as answer; columns here: problem, solution,"
+            " messages",
         ),
         (
             {"problem": "Sum?", "messages": [QUESTION, ANSWER]},
