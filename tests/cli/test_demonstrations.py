@@ -76,7 +76,7 @@ def test_each_problem_gives_its_shortest_right_responses_that_ended(
     counts = json.loads(text)["counts"]
     removed = sum(count for name, count in counts.items() if name.startswith("removed_"))
     assert counts["responses"] == len(rows_of(judged)) == removed + counts["written"]
-    demonstrations = load_demonstrations(parse_spec(str(output)))
+    demonstrations, _ = load_demonstrations(parse_spec(str(output)))
     assert [(each.question, each.answer) for each in demonstrations] == [
         (r["prompt"], r["response"]) for r in read(output)
     ]
@@ -122,7 +122,7 @@ def test_the_other_columns_of_a_problem_stay_and_those_for_the_template_are_read
         assert row["response"] != columns["response"]
         assert not {"system", "system_prompt", "label"} & row.keys()
         assert row["answer"] == str(int(row["prompt"].split()[0]) + 1)
-    for demonstration in load_demonstrations(parse_spec(str(output))):
+    for demonstration in load_demonstrations(parse_spec(str(output)))[0]:
         names = ("tools", "chat_template_kwargs")
         assert demonstration.fields == {name: columns[name] for name in names}
 
@@ -198,7 +198,9 @@ def test_episodes_become_conversations_with_every_turn(
         )[0]
         == 0
     )
-    for row, each in zip(read(output), load_demonstrations(parse_spec(str(output))), strict=True):
+    for row, each in zip(
+        read(output), load_demonstrations(parse_spec(str(output)))[0], strict=True
+    ):
         assert row["messages"][0]["role"] == "user"
         assert list(turns_of(each)) == row["messages"][1:]
 

@@ -91,7 +91,7 @@ def test_what_remove_matches_is_deleted_from_answers_and_demonstrations(tmp_path
     answer = "48/2 = <<48/2=24>>24 clips.\\n#### <<x>>24"
     path.write_text(f'{{"question": "How many?", "answer": "{answer}"}}\n')
     spec = {"path": str(path), "prompt": "question", "answer": "answer", "remove": "<<.*?>>"}
-    (demonstration,) = load_demonstrations(parse_spec(spec))
+    ((demonstration,), _) = load_demonstrations(parse_spec(spec))
     assert demonstration.answer == "48/2 = 24 clips.\n#### 24"
     (problem,) = load_problems(parse_spec(spec))
     assert (problem.answer, problem.fields["solution"]) == ("24", "48/2 = 24 clips.\n#### 24")

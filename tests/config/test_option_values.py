@@ -208,6 +208,10 @@ def test_a_source_of_another_kind_takes_the_place_of_the_one_in_the_file(
     config = build_config({"model": "m", "data": in_mix}, [f"data.{option}.mix.a.path=a.jsonl"])
     source = {"path": "a.jsonl", "prompt": "question", "remove": "<.>"}
     assert config.data.model_dump()[option] == {"mix": {"a": source}}
+    # the pages say that another place keeps the number of rows, too
+    short = {"train": "x.jsonl", option: HUB | {"size": 9}}
+    config = build_config({"model": "m", "data": short}, [f"data.{option}.path=a.jsonl"])
+    assert config.data.model_dump()[option] == source | {"size": 9}
 
 
 @pytest.mark.parametrize(

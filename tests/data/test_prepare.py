@@ -125,6 +125,21 @@ def test_columns_that_would_be_read_as_ours_are_renamed():
     assert "reward_model" not in row_of(problem("q", "7", reward_model={"ground_truth": "7"}))
 
 
+def test_no_column_is_lost_to_another_one_or_because_it_repeats_the_prompt():
+    fields = {"original_answer": "o", "answer": "x", "question": "q", "original_question": "q"}
+    assert row_of(Problem("id", "q", "7", "s", fields)) == {
+        "prompt": "q",
+        "answer": "7",
+        "source": "s",
+        "original_answer": "o",
+        "original_original_answer": "x",
+        "original_question": "q",
+    }
+    swapped = {"answer": "x", "original_answer": "o"}
+    row = row_of(Problem("id", "q", "7", "s", swapped))
+    assert (row["original_answer"], row["original_original_answer"]) == ("o", "x")
+
+
 def test_text_and_messages_in_one_parquet_file_are_refused_and_fit_into_jsonl(tmp_path):
     mixed = [problem("q"), problem([{"role": "user", "content": "r"}])]
     with pytest.raises(DataError, match=r"do not fit one Parquet table .*write \.jsonl instead"):

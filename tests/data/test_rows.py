@@ -78,6 +78,19 @@ def test_columns_can_be_named_also_inside_a_column():
     )
     assert (problem.prompt, problem.answer) == ("1+1?", "2")
     assert problem.fields == {"prompt": "no", "info": {"q": "1+1?", "a": 2}}
+    # as SYNTHETIC-1 has it
+    row = {"prompt": "1+1?", "verification_info": '{"ground_truth": "2"}'}
+    problem = read(row, answer="verification_info.ground_truth")
+    assert (problem.answer, problem.fields["verification_info"]) == ("2", '{"ground_truth": "2"}')
+    assert "no column verification_info.truth, which is named as answer; columns" in error_message(
+        row, answer="verification_info.truth"
+    )
+    # TriviaQA's answer
+    assert error_message({"question": "Who?", "answer": {"aliases": ["Ann"], "value": "Ann"}}) == (
+        "f.jsonl, line 3: answer must be a string or a number, got dict {'aliases': ['Ann'],"
+        " 'value': 'Ann'}; name the part that is the answer with {path: FILE, answer: COLUMN.PART};"
+        " parts here: aliases, value"
+    )
 
 
 def test_a_column_tools_without_schemas_is_text_where_it_holds_a_date():
@@ -161,7 +174,14 @@ def test_another_answer_or_role_is_another_problem():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(3, "3"), (3.0, "3"), (-0.5, "-0.5"), (Decimal("1.50"), "1.50")]
+    ("value", "text"),
+    [
+        (3, "3"),
+        (3.0, "3"),
+        (-0.5, "-0.5"),
+        (6.02e23, "602000000000000000000000"),
+        (Decimal("1.50"), "1.50"),
+    ],
 )
 def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text

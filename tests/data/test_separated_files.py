@@ -58,6 +58,13 @@ def test_numbers_that_are_too_long_for_a_type_keep_every_digit(tmp_path: Path):
     ]
 
 
+def test_an_integer_beside_fractions_keeps_every_digit(tmp_path: Path):
+    assert rows_of(tmp_path / "a.csv", "n,m\n12345678901234567,4\n0.5,0.5\n") == [
+        {"n": "12345678901234567", "m": 4},
+        {"n": "0.5", "m": 0.5},
+    ]
+
+
 @pytest.mark.parametrize("content", [b"\xef\xbb\xbfq,a\r\n", b"\n\nq,a\n", b",q,a\n", b"q, a\n"])
 def test_a_mark_blank_lines_windows_line_ends_and_an_index_of_pandas_are_no_matter(
     tmp_path: Path, content: bytes

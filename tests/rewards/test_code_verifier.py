@@ -60,6 +60,8 @@ def test_the_column_metadata_names_the_function_of_livecodebench(verifier):
         (ADD, json.dumps(PAIRS), True),
         (ADD, {"inputs": ["1 2", ["10", "-4"]], "outputs": ["3", ["6"]]}, False),
         (ADD, {"inputs": ["1 2", "10 -4"], "outputs": ["3", ["6"]]}, True),
+        (ADD, {"input": ["1 2", "10 -4"], "output": ["3", "7"]}, False),
+        (ADD, {"input": ["1 2", "10 -4"], "output": ["3", "6"]}, True),
         (ADD, {"fn_name": None, "inputs": ["1 2"], "outputs": ["3"]}, True),
         (ADD, [{"fn_name": None, "type": "stdin_stdout", "testtype": "stdin", **pair} for pair in PAIRS], True),
         (f"{ADD}\nprint()\nprint()", PAIRS, True),

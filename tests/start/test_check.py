@@ -93,6 +93,45 @@ def test_tests_that_no_verifier_runs_are_named(
         assert f"data.train: 1 of 1 rows have tests of a program, {expected};" in notes
 
 
+@pytest.mark.parametrize(
+    ("prompt", "column", "is_unshown"),
+    [
+        ("Where was it?", {"context": "It was in\nDelft."}, True),
+        ("It was in  Delft. Where was it?", {"context": "It was in\nDelft."}, False),
+        # HotpotQA's form
+        ("Who?", {"context": {"title": ["Who"], "sentences": [["It was Ann.", "So?"]]}}, True),
+        ("Add them.", {"input": "3 and 4"}, True),
+        ("Add them.", {"input": ""}, False),
+        ("Add them.", {"system_prompt": "You are a cat."}, True),
+        ("Add them.", {"context": None, "input": 3, "passage": []}, False),
+    ],
+)
+def test_parts_of_questions_that_no_prompt_shows_are_named(
+    tmp_path: Path, prompt: str, column: dict[str, object], is_unshown: bool
+) -> None:
+    row = {"question": prompt, "answer": 1, **column}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
+    notes = " ".join(load_rows(config.data, config.reward, {}, "train")[1])
+    name = next(iter(column))
+    expected = f"data.train: 1 of 1 rows have a text in the column {name} that their prompts do not"
+    assert (expected in notes) == is_unshown
+    assert ("have a text" in notes) == is_unshown
+    assert ("as a message with the role system" in notes) == (is_unshown and "system" in name)
+
+
+def test_rows_that_differ_in_columns_alone_are_named_as_copies(tmp_path: Path) -> None:
+    rows = [{"prompt": "Solve it.", "answer": "1", "board": board} for board in ("ab", "ab", "ba")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny(f"data.eval={path}", f"data.train={path}", "reward.verifier=exact")
+    (warning,) = load_rows(config.data, config.reward, {}, "eval")[1]
+    assert warning.startswith(
+        "data.eval: 1 of 3 rows have the prompt and the answer of another row, and differ in board:"
+    )
+    assert load_rows(config.data, config.reward, {}, "train")[1] == []
+
+
 CHOICES = ["a red fox", "a grey wolf", "a brown bear", "a white hare"]
 
 

@@ -305,7 +305,7 @@ def test_other_columns_change_nothing() -> None:
         ),
         ({"prompt": "a", "response": "  "}, "response is empty; a demonstration needs a response"),
         ({"prompt": "a", "response": []}, "response must be a list of messages, got list"),
-        ({"prompt": "a", "response": 5}, "response must be a list of messages, got int 5"),
+        ({"prompt": "a", "response": True}, "response must be a list of messages, got bool True"),
         (
             {"prompt": "a", "response": [{"role": "user", "content": "b"}]},
             "has no assistant message",

@@ -119,7 +119,7 @@ def read_data(checked: Checked, *, training: bool = True) -> RunData:
     problems = list[Problem]()
     notes = list[str]()
     if training and config.is_supervised:
-        problems = load_demonstrations(config.data.train_source)
+        problems, notes = load_demonstrations(config.data.train_source)
     elif training:
         problems, notes = load_rows(
             config.data, config.reward, columns, "train", has_trained=checked.has_trained

@@ -13,6 +13,7 @@ from dapo.config.data_spec import Source, kinds
 from dapo.core.text import one_line
 from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems, unique_problems
+from dapo.data.question_parts import describe_unshown_parts, unshown_parts
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
@@ -78,11 +79,37 @@ def load_rows(
                 f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
                 " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
             )
+    if split == "eval":
+        warnings += _copies_that_differ(rows, where)
     warnings += _unread_tests(rows, reward, where)
     warnings += _unshown_choices(rows, where)
+    warnings += _unshown_parts(rows, where)
     if not has_trained:
         warnings += _unrequested_markers(data, rows, demonstrations, reward, where)
     return rows, warnings
+
+
+def _copies_that_differ(rows: Sequence[Problem], where: str) -> Iterator[str]:
+    """Warn of rows that are taken for copies of another one, from which their columns differ."""
+    first = dict[str, Problem]()
+    columns: dict[str, None] = {}
+    num_differing = 0
+    for row in rows:
+        fields = first.setdefault(row.id, row).fields
+        # equal rows of a file share one object
+        if fields is row.fields:
+            continue
+        names = [
+            name for name in {**fields, **row.fields} if fields.get(name) != row.fields.get(name)
+        ]
+        columns.update(dict.fromkeys(names))
+        num_differing += bool(names)
+    if num_differing:
+        yield (
+            f"{where}: {num_differing:,} of {len(rows):,} rows have the prompt and the answer of"
+            f" another row, and differ in {' and '.join(columns)}: they are copies of one problem,"
+            " which is evaluated once; write what differs into the prompt if they are not"
+        )
 
 
 def _unread_tests(rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
@@ -116,6 +143,15 @@ def _unshown_choices(rows: Sequence[Problem], where: str) -> Iterator[str]:
             " of which their prompts show none, so the model is asked without them; write them"
             " into the prompt (an agent or environment may show them itself)"
         )
+
+
+def _unshown_parts(rows: Sequence[Problem], where: str) -> Iterator[str]:
+    """Warn of rows with a part of the question in a column, which their prompts do not show."""
+    counts = Counter[str]()
+    for row in rows:
+        counts.update(unshown_parts(row.fields, row.prompt))
+    for line in describe_unshown_parts(counts, len(rows)):
+        yield f"{where}: {line} (an agent or environment may show it itself)"
 
 
 def _choices(value: Any) -> list[str]:

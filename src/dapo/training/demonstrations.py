@@ -257,7 +257,8 @@ class AnswerEncoder:
         if not marks:
             raise DataError(
                 f"demonstration {question.id}: the chat template shows no"
-                f" {', '.join(_THOUGHT_KEYS)}; put the thought into the content, as the model writes it"
+                f" {', '.join(_THOUGHT_KEYS)}; put the thought into the content, as the model"
+                " writes it, or leave it out"
             )
         opening, closing = marks[0]
         return f"{opening}\n{thought.strip()}\n{closing}\n\n{content}"

@@ -118,7 +118,8 @@ def _facts(
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
     if role == "train" and checked.config.is_supervised:
-        return DataFacts(role, source.label, load_demonstrations(source))
+        demonstrations, warnings = load_demonstrations(source)
+        return DataFacts(role, source.label, demonstrations, warnings)
     config = checked.config
     columns = checked.code.needed_columns
     problems, warnings = load_rows(

@@ -13,11 +13,18 @@ from dapo.core.files import fsync
 from dapo.core.terminal import printable_json
 from dapo.core.typed_values import to_json_values
 from dapo.data.sources.readers import read_rows, require_file_type
-from dapo.data.sources.rows import is_source_of, other_fields, problem_from_row
+from dapo.data.sources.rows import (
+    CONVERSATION_COLUMNS,
+    PROMPT_COLUMNS,
+    is_source_of,
+    other_fields,
+    problem_from_row,
+)
 from dapo.types import Problem
 
 _CHUNK_ROWS = 4096
 WRITTEN_TYPES = (".jsonl", ".parquet")
+_READ_AS_PROMPT = frozenset((*PROMPT_COLUMNS, *CONVERSATION_COLUMNS))
 
 
 def require_new_data(out: Path, *reports: Path, force: bool) -> None:
@@ -129,17 +136,23 @@ def row_of(problem: Problem) -> dict[str, Any]:
     elif problem.answer and not keeps_verl:
         row["answer"] = problem.answer
     row["source"] = problem.source
-    for name, value in fields.items():
+    for original_name, value in fields.items():
+        name = original_name
         if name == "reward_model" and isinstance(value, Mapping) and not keeps_verl:
             # its ground truth is our answer, and two answers in one row could conflict
             value = {key: item for key, item in value.items() if key != "ground_truth"}
             if not value:
                 continue
-        if (name == "source" and value == problem.source) or value == problem.prompt:
+        if name == "source" and value == problem.source:
+            continue
+        if name in _READ_AS_PROMPT and value == problem.prompt:
             continue
         # a dot would be read as a nested column
         if name in row or name == "reward_model.ground_truth":
             name = f"original_{name.replace('.', '_')}"
+        # the data may have columns of such names, too
+        while name in row or (name != original_name and name in fields):
+            name = f"original_{name}"
         row[name] = value
     return row
 

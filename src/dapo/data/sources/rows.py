@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -293,14 +294,12 @@ def _column(
     Raises:
         DataError: the row has no such column.
     """
-    for name in (column,) if column else candidates:
+    if column:
+        require_column(row, column, what=what, where=where)
+        return column
+    for name in candidates:
         if _lookup(row, name) is not _MISSING:
             return name
-    present = ", ".join(map(str, row)) or "(none)"
-    if column:
-        raise DataError(
-            f"{where}: no column {column}, which is named as {what}; columns here: {present}"
-        )
     if not required:
         return None
     for name in CONVERSATION_COLUMNS:
@@ -315,16 +314,36 @@ def _column(
         )
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(candidates[:-1])} or {candidates[-1]},"
-        f" columns here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
+        f" columns here: {column_names(row)}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
 
 
+def require_column(row: Mapping[str, Any], column: str, *, what: str, where: str) -> None:
+    """Raise DataError if a row lacks the column that the user has named as `what`."""
+    if _lookup(row, column) is _MISSING:
+        raise DataError(
+            f"{where}: no column {column}, which is named as {what}; columns here:"
+            f" {column_names(row)}"
+        )
+
+
+def column_names(row: Mapping[str, Any]) -> str:
+    """Return the names of a row's columns, for a message."""
+    return ", ".join(map(str, row)) or "(none)"
+
+
 def _lookup(row: Mapping[str, Any], column: str) -> object:
-    """Return the value of a column, also of a nested one; _MISSING if the row has none."""
+    """Return the value of a column, also of a nested one; _MISSING if the row has none.
+
+    A column with nested ones may be the JSON text of an object.
+    """
     if column in row:
         return row[column]
     head, dot, tail = column.partition(".")
     inner = row.get(head)
+    if dot and isinstance(inner, str) and inner.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            inner = json.loads(inner)
     if not dot or not isinstance(inner, Mapping):
         return _MISSING
     return _lookup(inner, tail)
@@ -535,11 +554,22 @@ def _parsed_schemas(value: object, where: str) -> object:
         return value
 
 
-def _answer(value: object, where: str) -> str:
-    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats.
+def number_text(value: object) -> str | None:
+    """Return a number as text; None for any other value.
 
-    A list of one text or number is that text or number.
+    3.0 becomes `3`, because gaps turn integers into floats.
     """
+    if isinstance(value, float) and math.isfinite(value):
+        written = repr(float(value))  # NumPy's would name its type
+        # int(6.02e23) has other digits than those that were written
+        return str(int(Decimal(written))) if value.is_integer() else written
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return str(value)
+    return None
+
+
+def _answer(value: object, where: str) -> str:
+    """Return the answer as a string; a list of one text or number is that text or number."""
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
     if isinstance(value, list | tuple) and len(value) == 1:
@@ -551,13 +581,15 @@ def _answer(value: object, where: str) -> str:
     )
     if isinstance(value, str):
         return _encodable(value, where)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, float) and math.isfinite(value):
-        return repr(value)
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
-        return str(value)
+    number = number_text(value)
+    if number is not None:
+        return number
     advice = "write the reference answer as a string"
+    if isinstance(value, Mapping):
+        advice = (
+            "name the part that is the answer with {path: FILE, answer: COLUMN.PART}; parts here:"
+            f" {column_names(value)}"
+        )
     if isinstance(value, bool):
         advice += " (a CSV column of true and false alone holds none: write yes and no, or .jsonl)"
     raise DataError(f"{where} must be a string or a number, got {shown(value)}; {advice}")

@@ -142,7 +142,10 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     # `nan` and `inf` may be words, and are no numbers of JSON
-    return math.isfinite(number) and (_is_integer(text) or repr(number) == text)
+    if not math.isfinite(number):
+        return False
+    # an integer of 17 digits may be no number of this type
+    return repr(number) == text or (_is_integer(text) and int(number) == int(text))
 
 
 def _is_json_objects(text: str) -> bool:

@@ -111,7 +111,8 @@ def read_tests(
 
     Args:
         tests: pairs `[{"input": ..., "output": ...}, ...]` or `{"inputs": [...], "outputs":
-            [...]}`, one string of Python, a list of such strings, or the JSON text of any of these.
+            [...]}`, also with the names in the singular, as CodeContests has them; one string of
+            Python, a list of such strings, or the JSON text of any of these.
             Pairs with `fn_name`, or of the type `functional` or `function_call`, hold the arguments
             and the result of a function, which may be a method of a class `Solution`.
         setup: Python that runs before the tests.
@@ -133,18 +134,13 @@ def read_tests(
     if any(_calls_function(part) for part in (value, *_items(value))):
         _require_text(entry_point)
         return _read_calls(value, entry_point or function, prompt, setup)
-    if (
-        isinstance(value, Mapping)
-        and isinstance(value.get("inputs"), list)
-        and isinstance(value.get("outputs"), list)
-    ):
-        if len(value["inputs"]) != len(value["outputs"]):
-            counts = f"{len(value['inputs'])} inputs and {len(value['outputs'])} outputs"
+    lists = _lists_of_pairs(value)
+    if lists is not None:
+        inputs, outputs = lists
+        if len(inputs) != len(outputs):
+            counts = f"{len(inputs)} inputs and {len(outputs)} outputs"
             raise UnusableTests(f"its tests have {counts}; expected an output for each input")
-        value = [
-            {"input": i, "output": o}
-            for i, o in zip(value["inputs"], value["outputs"], strict=True)
-        ]
+        value = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
     items = _items(value)
     if items and all(
         isinstance(item, Mapping) and {"input", "output"} <= item.keys() for item in items
@@ -157,6 +153,17 @@ def read_tests(
         "its tests are neither pairs [{'input': ..., 'output': ...}] nor statements such as 'assert"
         " add(1, 2) == 3'"
     )
+
+
+def _lists_of_pairs(value: Any) -> tuple[list[Any], list[Any]] | None:
+    """Return the inputs and the outputs of a mapping with a list of each; None without them."""
+    if not isinstance(value, Mapping):
+        return None
+    for names in (("inputs", "outputs"), ("input", "output")):
+        inputs, outputs = (value.get(name) for name in names)
+        if isinstance(inputs, list) and isinstance(outputs, list):
+            return inputs, outputs
+    return None
 
 
 def _require_text(entry_point: Any) -> None:
