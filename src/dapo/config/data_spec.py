@@ -250,10 +250,12 @@ def without_other_kinds(base: Mapping[str, Any], top: Mapping[str, Any]) -> Mapp
 
     `{hub: org/a, split: test, prompt: question}` under `{path: a.jsonl}` keeps its prompt.
     """
-    kinds = [kind for kind in (*KINDS, MIX) if kind in top]
+    # the options of a mix are those of its parts
+    options: Mapping[str, tuple[str, ...]] = {**_OPTIONS, MIX: ()}
+    kinds = [kind for kind in options if kind in top]
     if len(kinds) != 1 or kinds[0] in base:
         return base
-    kept = _OPTIONS.get(kinds[0], ())
+    kept = options[kinds[0]]
     return {key: value for key, value in base.items() if key in kept}
 
 
