@@ -250,12 +250,11 @@ def without_other_kinds(base: Mapping[str, Any], top: Mapping[str, Any]) -> Mapp
 
     `{hub: org/a, split: test, prompt: question}` under `{path: a.jsonl}` keeps its prompt.
     """
-    # the options of a mix are those of its parts
-    options: Mapping[str, tuple[str, ...]] = {**_OPTIONS, MIX: ()}
-    kinds = [kind for kind in options if kind in top]
+    kinds = [kind for kind in (*KINDS, MIX) if kind in top]
     if len(kinds) != 1 or kinds[0] in base:
         return base
-    kept = options[kinds[0]]
+    # a mix has no options of its own
+    kept = [key for kind, keys in _OPTIONS.items() if kind == kinds[0] for key in keys]
     return {key: value for key, value in base.items() if key in kept}
 
 
