@@ -285,6 +285,76 @@ def test_a_file_that_cannot_be_converted_says_why(
     assert "Traceback" not in err
 
 
+SHARED = "model_name_or_path: m\ndataset_name: a/b\nlearning_rate: 1e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "trainer"),
+    [
+        ("a.yaml", f"{SHARED}stage: sft\ntemplate: qwen3\n", "LLaMA-Factory (stage=sft)"),
+        (
+            "a.yaml",
+            f"{SHARED}stage: sft\ncutoff_len: 2048\npacking: true\n",
+            "LLaMA-Factory (stage=sft)",
+        ),
+        (
+            "a.sh",
+            "llamafactory-cli train --stage dpo --template qwen3 --model_name_or_path m\n",
+            "LLaMA-Factory (stage=dpo)",
+        ),
+        (
+            "a.sh",
+            "trl dpo --model_name_or_path m --dataset_name a/b --beta 0.1\n",
+            "the trainer of `trl dpo`",
+        ),
+        (
+            "a.sh",
+            "accelerate launch scripts/kto.py --model_name_or_path m --dataset_name a/b\n",
+            "the trainer of `accelerate launch scripts/kto.py`",
+        ),
+        (
+            "a.sh",
+            "swift sft --model m --lora_rank 8 --learning_rate 1e-4\n",
+            "the trainer of `swift sft`",
+        ),
+        ("a.yaml", f"{SHARED}beta: 0.1\nmax_length: 512\n", "another trainer of TRL"),
+        (
+            "a.yaml",
+            AREAL.replace("batch_size: 128", "batch_size: 128, type: sft"),
+            "AReaL's trainer of train_dataset.type=sft",
+        ),
+    ],
+)
+def test_a_file_of_a_trainer_without_rewards_is_refused_by_its_name(
+    tmp_path: Path, name: str, text: str, trainer: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / name).write_text(text)
+    code, out, err = run(capsys, "convert", str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert f"{name} is for {trainer}" in " ".join(err.split())
+    assert "which is not read" in err
+
+
+def test_a_file_that_names_no_trainer_says_what_it_is_taken_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    note = "# Taken as follows:\n#   one process trains"
+    taken = "no option names a trainer: the file is taken as one of `trl grpo`"
+    _, text = converted(tmp_path, "a.yaml", SHARED, capsys)
+    assert taken in text
+    assert note in text
+    _, text = converted(tmp_path, "a.yaml", f"{SHARED}num_generations: 4\n", capsys)
+    assert taken not in text
+    arguments = "--model_name_or_path m --dataset_name a/b"
+    for command in (f"trl grpo {arguments}", f"python grpo.py {arguments}"):
+        _, text = converted(tmp_path, "a.sh", f"{command}\n", capsys)
+        assert taken not in text
+    _, text = converted(
+        tmp_path, "a.yaml", AREAL.replace("batch_size: 128", "batch_size: 128, type: rl"), capsys
+    )
+    assert "data:" in text
+
+
 @pytest.mark.parametrize(
     ("options", "code", "error_text"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dapo.cli.other_trainers import names_no_trainer, other_trainer
 from dapo.cli.supervised_scripts import (
     SUPERVISED,
     Supervised,
@@ -74,11 +75,18 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     is_yaml = path.suffix in (".yaml", ".yml")
+    peer = peer_that_knows(reading.options)
+    is_python = path.suffix in (".py", ".ipynb")  # which calls the trainer by its name
     system = supervised_system(path, "" if is_yaml else _text(path), reading)
+    trainer = None if is_python else other_trainer(peer, reading, is_supervised=system is not None)
+    if trainer is not None:
+        raise ConfigError(
+            f"{path} is for {trainer}, which is not read; of TRL, GRPOTrainer and SFTTrainer are,"
+            " and of AReaL the trainer on rewards"
+        )
     if system is not None:
         return _supervised(path, system, reading, num_processes)
     options = reading.options
-    peer = peer_that_knows(options)
     matches = _num_known(reading)
     if len(options.keys() & set(names)) > matches / 2:
         check = f"dapo check {shlex.quote(str(path))}"
@@ -100,6 +108,11 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
     if peer == "trl":
         translation.assumed += _batch_of_trl(options, facts)
+    if not is_python and names_no_trainer(peer, reading):
+        translation.assumed.append(
+            "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
+            " looks the same"
+        )
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     if peer == "verl":
