@@ -260,6 +260,18 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
             "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n",
             "has the options of this system, not of another; dapo check",
         ),
+        (
+            "a.yaml",
+            "model: m\ndata: {train: {hub: a/b, split: train, prompt: question}}\n",
+            "has the options of this system, not of another; dapo check",
+        ),
+        # a single name that this system has too
+        (
+            "a.sh",
+            "python3 -m verl.trainer.main_generation model.path=m data.path=a.parquet"
+            " rollout.temperature=1.0 rollout.top_k=50\n",
+            "(it runs verl.trainer.main_generation) has 0 options of verl, AReaL or TRL",
+        ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("rl.toml", "max_steps = 20\n", "is TOML, as prime-rl's configurations are, which are not"),
         (

@@ -72,7 +72,6 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
             f"{path} is TOML, as prime-rl's configurations are, which are not read; {EXPECTED}"
         )
     readings = _readings(path)
-    names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     is_yaml = path.suffix in (".yaml", ".yml")
     peer = peer_that_knows(reading.options)
@@ -88,7 +87,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         return _supervised(path, system, reading, num_processes)
     options = reading.options
     matches = _num_known(reading)
-    if len(options.keys() & set(names)) > matches / 2:
+    num_own = _num_own(options)
+    if num_own > matches / 2 and num_own >= len(options) / 2:
         check = f"dapo check {shlex.quote(str(path))}"
         raise ConfigError(
             f"{path} has the options of this system, not of another; {check} explains it"
@@ -244,6 +244,17 @@ def _num_known(reading: Reading) -> int:
     """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
+
+
+def _num_own(options: Mapping[str, Any]) -> int:
+    """Return the number of options that are of this system, or keys in a mapping that is one."""
+    names = {name for name, _ in options_of()}
+    num_own = 0
+    for name in options:
+        section, *parts = name.split(".")
+        wholes = [f"{section}.{'.'.join(parts[:end])}" for end in range(1, len(parts) + 1)]
+        num_own += name in names or not names.isdisjoint(wholes)
+    return num_own
 
 
 def _num_of_system(options: Mapping[str, Any], peer: Peer) -> int:
