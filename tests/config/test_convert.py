@@ -614,6 +614,50 @@ def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
     assert "warmup_steps: 0" not in text
 
 
+SCHEDULE_OF_VERL = "actor_rollout_ref.actor.optim."
+SCHEDULE_OF_TRL = "model_name_or_path: m\ndataset_name: a/b\nnum_generations: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "schedule"),
+    [
+        # a cosine falls to 0 there, and to a tenth here where no fraction is named
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=cosine", "cosine:0"),
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}warmup_style=cosine", "cosine:0"),
+        (
+            "a.sh",
+            f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=cosine"
+            f" {SCHEDULE_OF_VERL}min_lr_ratio=0.05",
+            "cosine:0.05",
+        ),
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=constant", "constant"),
+        ("a.yaml", AREAL.replace("type: adam", "lr_scheduler_type: linear"), "linear:0"),
+        (
+            "a.yaml",
+            AREAL.replace("type: adam", "lr_scheduler_type: cosine, min_lr_ratio: 0.2"),
+            "cosine:0.2",
+        ),
+        (
+            "a.yaml",
+            f"{SCHEDULE_OF_TRL}lr_scheduler_type: cosine_with_min_lr\n"
+            "lr_scheduler_kwargs: {min_lr_rate: 0.3}\n",
+            "cosine:0.3",
+        ),
+        (
+            "a.yaml",
+            f"{SCHEDULE_OF_TRL}lr_scheduler_type: cosine_with_min_lr\nlearning_rate: 2.0e-6\n"
+            "lr_scheduler_kwargs: {min_lr: 1.0e-6}\n",
+            "cosine:0.5",
+        ),
+    ],
+)
+def test_a_schedule_keeps_the_rate_that_it_ends_at(
+    tmp_path: Path, name: str, text: str, schedule: str, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, name, text.replace("{verl}", VERL), capsys)
+    assert config.optim.schedule == schedule
+
+
 def test_a_lower_bound_of_cispo_that_bounds_nothing_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

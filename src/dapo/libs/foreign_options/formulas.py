@@ -134,6 +134,23 @@ def _sinks(value: Any) -> list[str]:
     return [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
 
 
+def _schedule(kind: str, fraction: float) -> str:
+    """A schedule of the learning rate, with the fraction of it that is left at the end."""
+    return f"{kind}:{fraction:g}" if kind in ("linear", "cosine") else kind
+
+
+def _min_rate(arguments: Mapping[str, Any], rate: float) -> float:
+    """The fraction of the learning rate that transformers' `cosine_with_min_lr` falls to.
+
+    Raises ValueError if its arguments name none.
+    """
+    if "min_lr_rate" in arguments:
+        return float(arguments["min_lr_rate"])
+    if "min_lr" not in arguments:
+        raise ValueError("min_lr_rate")
+    return float(arguments["min_lr"]) / rate
+
+
 def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
     """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs
     its name.
@@ -203,6 +220,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": math.floor,
     "max": max,
     "sinks": _sinks,
+    "schedule": _schedule,
+    "min_rate": _min_rate,
     "rewards": _rewards,
     "dataset": _dataset,
     "startswith": str.startswith,
