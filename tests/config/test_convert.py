@@ -603,6 +603,68 @@ def test_a_share_of_warm_up_steps_becomes_their_number(
     assert config.optim.warmup_steps == steps
 
 
+WARMUP_OF_AREAL = "optimizer: {warmup_steps_proportion: "
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        # 2 updates per batch: 8 accumulated of 16 in each
+        ("warmup_ratio: 0.1\nmax_steps: 205\n", 11),
+        ("warmup_steps: 0.1\nmax_steps: 205\n", 11),
+        ("warmup_ratio: 0.1\nwarmup_steps: 6\nmax_steps: 205\n", 3),
+        ("warmup_ratio: null\n", 0),
+        ("", 0),
+    ],
+)
+def test_a_share_of_trls_updates_becomes_a_number_of_steps(
+    tmp_path: Path, text: str, steps: int, capsys: pytest.CaptureFixture[str]
+):
+    batch = "num_generations: 4\nsteps_per_generation: 16\ngradient_accumulation_steps: 8\n"
+    config, _ = converted(tmp_path, "a.yaml", SHARED + batch + text, capsys)
+    assert config.optim.warmup_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "total", "steps"), [(0.1, 205, 20), (0.001, 205, 0), (0.001, None, 0)]
+)
+def test_a_share_of_areals_steps_becomes_their_number(
+    tmp_path: Path,
+    optimizer: float,
+    total: int | None,
+    steps: int,
+    capsys: pytest.CaptureFixture[str],
+):
+    text = AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}{optimizer}, ")
+    if total:
+        text += f"total_train_steps: {total}\n"
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.optim.warmup_steps == steps
+    config, _ = converted(tmp_path, "a.yaml", AREAL, capsys)
+    assert config.optim.warmup_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        (f"{SHARED}num_generations: 4\nwarmup_ratio: 0.1\n", "warmup_ratio=0.1"),
+        (f"{SHARED}num_generations: 4\nwarmup_steps: 0.1\n", "warmup_steps=0.1"),
+        (
+            AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}0.1, "),
+            "actor.optimizer.warmup_steps_proportion=0.1",
+        ),
+    ],
+)
+def test_a_share_of_unknown_steps_of_trl_and_areal_is_left_to_a_person(
+    tmp_path: Path, text: str, option: str, capsys: pytest.CaptureFixture[str]
+):
+    _, out = converted(tmp_path, "a.yaml", text, capsys, code=3)
+    head = out.partition("\nmodel:")[0]
+    assert "# Set optim.warmup_steps yourself: a share of all steps" in head
+    assert f"#   {option}" in head
+    assert "warmup_steps" not in yaml.safe_load(out).get("optim", {})
+
+
 def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

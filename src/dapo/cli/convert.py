@@ -115,6 +115,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         )
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
+    translation.unknown |= _open_warmup(options, translation, _WARMUPS[peer])
     if peer == "verl":
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
@@ -203,7 +204,6 @@ def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
     return [f"the options in the configuration {name} (--config-name)"]
 
 
-_WARMUP_OF_VERL = f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio"
 _TURNS_OF_VERL = f"{_SECTION_OF_VERL}rollout.multi_turn."
 _TOOLS_OF_VERL = (
     f"{_TURNS_OF_VERL}tool_config_path",
@@ -217,8 +217,7 @@ def _left_to_a_person(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield what a person is to set, each with the options of verl that ask for it.
 
-    Tools and interactions are code in other files, and a share of an unknown number of steps is
-    no number.
+    Tools and interactions are code in other files.
     """
     enable = f"{_TURNS_OF_VERL}enable"
     names = [name for name in _TOOLS_OF_VERL if options.get(name) is not None]
@@ -230,14 +229,35 @@ def _left_to_a_person(
             " here (dapo show docs environments)"
         )
         yield person, [f"{name}={options[name]}" for name in names]
-    share = options.get(_WARMUP_OF_VERL)
-    is_open = "optim.warmup_steps" not in translation.ours
-    if is_open and share is not None and not isinstance(share, Unknown):
-        person = (
-            "Set optim.warmup_steps yourself: a share of all steps, whose number"
-            " (trainer.total_training_steps) the script does not set"
-        )
-        yield person, [f"{_WARMUP_OF_VERL}={share}"]
+
+
+_WARMUPS: Mapping[Peer, tuple[str, str]] = {
+    "verl": (
+        f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio",
+        "trainer.total_training_steps",
+    ),
+    "trl": ("warmup_ratio", "max_steps"),
+    "areal": ("actor.optimizer.warmup_steps_proportion", "total_train_steps"),
+}
+"""The share of the steps that warms up, and the number of steps, of each system."""
+
+
+def _open_warmup(
+    options: Mapping[str, Any], translation: Translation, names: tuple[str, str]
+) -> dict[str, list[str]]:
+    """Return the warm-up that a person is to set: a share of an unknown number of steps."""
+    name, total = names
+    share = options.get(name)
+    below_one = options.get("warmup_steps")
+    if name == "warmup_ratio" and isinstance(below_one, float) and 0 < below_one < 1:
+        name, share = "warmup_steps", below_one
+    if "optim.warmup_steps" in translation.ours or share is None or isinstance(share, Unknown):
+        return {}
+    person = (
+        f"Set optim.warmup_steps yourself: a share of all steps, whose number ({total}) the script"
+        " does not set"
+    )
+    return {person: [f"{name}={share}"]}
 
 
 def _num_known(reading: Reading) -> int:
