@@ -603,6 +603,45 @@ def test_a_share_of_warm_up_steps_becomes_their_number(
     assert config.optim.warmup_steps == steps
 
 
+@pytest.mark.parametrize(
+    ("rewards", "options"),
+    [
+        ("reward_funcs: [accuracy, format]", ["reward_funcs"]),
+        ("reward_funcs: [accuracy_reward, get_soft_overlong_punishment]", ["reward_funcs"]),
+        ("reward_funcs: org/Judge-0.5B", ["reward_funcs"]),
+        (
+            "reward_funcs: accuracy_reward\nreward_model_name_or_path: org/judge",
+            ["reward_model_name_or_path"],
+        ),
+    ],
+)
+def test_a_reward_of_trl_that_is_no_function_by_its_module_is_left_to_a_person(
+    tmp_path: Path, rewards: str, options: list[str], capsys: pytest.CaptureFixture[str]
+):
+    _, out = converted(tmp_path, "a.yaml", f"{SHARED}{rewards}\n", capsys, code=3)
+    head = out.partition("\nmodel:")[0]
+    assert "# Set reward.verifier yourself" in head
+    for option in options:
+        assert f"#   {option}=" in head
+    has_function = "reward_funcs" not in options
+    assert ("reward" in yaml.safe_load(out)) == has_function
+
+
+def test_rewards_of_trls_command_arrive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rewards = "reward_funcs: [think_format_reward, mine.rewards.short]\nreward_weights: [1, 0.5]\n"
+    config, _ = converted(tmp_path, "a.yaml", SHARED + rewards, capsys)
+    assert config.reward.verifier == {
+        "trl.rewards:think_format_reward": 1.0,
+        "mine.rewards:short": 0.5,
+    }
+    text = f"{SHARED}num_generations: 4\nreward_model_name_or_path: org/judge\n"
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert (config.reward.verifier, config.reward.options) == (
+        "reward_model",
+        {"model": "org/judge"},
+    )
+
+
 WARMUP_OF_AREAL = "optimizer: {warmup_steps_proportion: "
 
 

@@ -86,21 +86,9 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     if system is not None:
         return _supervised(path, system, reading, num_processes)
     options = reading.options
-    matches = _num_known(reading)
-    num_own = _num_own(options)
-    if num_own > matches / 2 and num_own >= len(options) / 2:
-        check = f"dapo check {shlex.quote(str(path))}"
-        raise ConfigError(
-            f"{path} has the options of this system, not of another; {check} explains it"
-        )
-    num_expected = _num_of_system(options, peer) if peer else 0
-    if peer is None or 2 * matches < num_expected:
-        program = f" (it runs {reading.program})" if reading.program else ""
-        if not is_yaml and _PRIME_RL.search(_text(path)):
-            program = " (it runs prime-rl, whose options are not read)"
-        raise ConfigError(
-            f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
-        )
+    fault = _fault_of_file(path, reading, peer)
+    if peer is None or fault is not None:
+        raise ConfigError(fault)
     facts = _facts(path, peer, reading, num_processes)
     options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
@@ -108,6 +96,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
     if peer == "trl":
         translation.assumed += _batch_of_trl(options, facts)
+        translation.unknown |= _open_rewards(options, translation)
     if not is_python and names_no_trainer(peer, reading):
         translation.assumed.append(
             "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
@@ -120,8 +109,24 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
-    fault = _fault_of_batch(translation, facts)
-    return _conversion(path, translation, fault)
+    return _conversion(path, translation, _fault_of_batch(translation, facts))
+
+
+def _fault_of_file(path: Path, reading: Reading, peer: Peer | None) -> str | None:
+    """Return why a file is not of another system: it is of this one, or of one not read."""
+    options = reading.options
+    matches = _num_known(reading)
+    num_own = _num_own(options)
+    if num_own > matches / 2 and num_own >= len(options) / 2:
+        check = f"dapo check {shlex.quote(str(path))}"
+        return f"{path} has the options of this system, not of another; {check} explains it"
+    if peer is not None and 2 * matches >= _num_of_system(options, peer):
+        return None
+    program = f" (it runs {reading.program})" if reading.program else ""
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if not is_yaml and _PRIME_RL.search(_text(path)):
+        program = " (it runs prime-rl, whose options are not read)"
+    return f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
 
 
 def _supervised(
@@ -229,6 +234,23 @@ def _left_to_a_person(
             " here (dapo show docs environments)"
         )
         yield person, [f"{name}={options[name]}" for name in names]
+
+
+def _open_rewards(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:
+    """Return the rewards of TRL that a person is to set: models, and names of a script's own."""
+    functions = options.get("reward_funcs")
+    model = options.get("reward_model_name_or_path")
+    names = []
+    if functions is not None and not isinstance(functions, Unknown):
+        if "reward.verifier" not in translation.ours:
+            names.append(f"reward_funcs={functions}")
+        if model is not None:
+            names.append(f"reward_model_name_or_path={model}")
+    person = (
+        "Set reward.verifier yourself: module:function for a function that the script knows by"
+        " another name, reward_model for a model that judges alone (dapo show docs verifiers)"
+    )
+    return {person: names} if names else {}
 
 
 _WARMUPS: Mapping[Peer, tuple[str, str]] = {

@@ -122,11 +122,21 @@ def _rewards(functions: Any, weights: Any) -> Any:
 
 
 def _reward_name(name: str) -> str:
-    """`module:function`, of `module:function`, `module.function` or a function of TRL's own."""
+    """`module:function`, of `module:function`, `module.function` or a function of TRL's own.
+
+    Raises ValueError for another name, which is a model's or one that the script has a table of.
+    """
     if ":" in name:
         return name
-    whole_name = name if "." in name else f"trl.rewards.{name}"
-    return ":".join(whole_name.rsplit(".", 1))
+    if name in _REWARDS_OF_TRL:
+        return f"trl.rewards:{name}"
+    if "." not in name or "/" in name:
+        raise ValueError(name)
+    return ":".join(name.rsplit(".", 1))
+
+
+_REWARDS_OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""The functions that `trl grpo` takes by their names alone."""
 
 
 def _sinks(value: Any) -> list[str]:
