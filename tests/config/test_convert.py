@@ -836,6 +836,16 @@ def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
     assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
 
 
+def test_an_adapter_of_trls_command_keeps_its_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    adapter = "num_generations: 4\nuse_peft: true\nlora_r: 8\nlora_alpha: 24\n"
+    config, text = converted(tmp_path, "a.yaml", SHARED + adapter, capsys)
+    assert config.model.lora is not None
+    assert (config.model.lora.rank, config.model.lora.alpha) == (8, 24)
+    assert text.count("lora:") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "is_supervised"),
     [
