@@ -836,6 +836,49 @@ def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
     assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
 
 
+def test_the_rest_of_a_supervised_command_of_trl_arrives_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = (
+        "trl sft --model_name_or_path m --dataset_name a/b --max_steps 200 --use_peft --lora_r 8"
+        " --lora_alpha 24 --warmup_ratio 0.05 --save_steps 50 --save_total_limit 3 --bf16"
+        " --gradient_checkpointing --adam_beta2 0.95 --lr_scheduler_type cosine_with_min_lr"
+        " --lr_scheduler_kwargs '{\"min_lr_rate\": 0.2}' --assistant_only_loss\n"
+    )
+    config, text = converted(tmp_path, "a.sh", command, capsys)
+    assert config.model.lora is not None
+    assert (config.model.lora.rank, config.model.lora.alpha) == (8, 24)
+    assert (config.model.dtype, config.train.recompute) == ("bfloat16", True)
+    assert (config.train.save_every, config.train.keep_checkpoints) == (50, 3)
+    assert (config.optim.betas, config.optim.schedule) == ((0.9, 0.95), "cosine:0.2")
+    assert (config.optim.warmup_steps, config.train.seed) == (10, 42)
+    assert "the table does not" not in text
+    _, text = converted(tmp_path, "a.sh", command.replace("--max_steps 200", ""), capsys, code=3)
+    assert "# Set optim.warmup_steps yourself" in text
+
+
+def test_verls_two_supervised_trainers_have_their_own_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = "data.train_files=a.parquet trainer.total_training_steps=50 trainer.save_freq=10"
+    newer = f"torchrun -m verl.trainer.sft_trainer model.path=m {options}"
+    config, text = converted(tmp_path, "a.sh", newer, capsys)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "a.parquet"  # of conversations
+    assert (config.optim.lr, config.optim.schedule) == (1e-3, "constant")
+    assert (config.optim.betas, config.optim.warmup_steps) == ((0.9, 0.999), 0)
+    assert (config.train.save_every, config.train.seed) == (10, 1)
+    decay = " optim.lr_scheduler_type=cosine optim.min_lr_ratio=0.1 optim.lr_warmup_steps_ratio=0.2"
+    config, _ = converted(tmp_path, "a.sh", newer + decay, capsys)
+    assert (config.optim.schedule, config.optim.warmup_steps) == ("cosine:0.1", 10)
+
+    older = f"torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m {options}"
+    config, text = converted(tmp_path, "a.sh", older, capsys)
+    demonstrations = {"path": "a.parquet", "prompt": "question", "answer": "answer"}
+    assert yaml.safe_load(text)["data"]["demonstrations"] == demonstrations
+    assert (config.optim.lr, config.optim.schedule) == (1e-5, "cosine:0")
+    assert (config.optim.betas, config.optim.warmup_steps) == ((0.9, 0.95), 5)
+
+
 def test_an_adapter_of_trls_command_keeps_its_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

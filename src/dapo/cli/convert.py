@@ -135,13 +135,17 @@ def _supervised(
     """Translate a script that imitates demonstrations, which `preset=sft` does."""
     options = reading.options
     facts = {}
-    if system == "verl":
-        options = with_whole_columns(options)
-    else:
+    peer: Peer = "verl"
+    if system == "trl":
+        peer = "trl"
         facts["processes"] = num_processes or reading.num_processes or 1
+        options = OTHERS["trl"].fold_mappings(options)
+    else:
+        options = with_whole_columns(options)
     translation = SUPERVISED[system].translate(options, facts)
     trainer = reading.program or "SFTTrainer"
     translation.ours["preset"] = ("sft", f"{trainer} imitates demonstrations")
+    translation.unknown |= _open_warmup(options, translation, _SUPERVISED_WARMUPS[peer])
     translation.unread += reading.unread
     translation.assumed += reading.assumed
     return _conversion(path, translation, None)
@@ -262,6 +266,10 @@ _WARMUPS: Mapping[Peer, tuple[str, str]] = {
     "areal": ("actor.optimizer.warmup_steps_proportion", "total_train_steps"),
 }
 """The share of the steps that warms up, and the number of steps, of each system."""
+_SUPERVISED_WARMUPS: Mapping[Peer, tuple[str, str]] = {
+    "verl": ("optim.lr_warmup_steps_ratio", "trainer.total_training_steps"),
+    "trl": ("warmup_ratio", "max_steps"),
+}
 
 
 def _open_warmup(
