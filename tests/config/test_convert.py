@@ -223,6 +223,56 @@ def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(
     assert (config.overlong.mode, config.rollout.max_response_tokens) == ("off", 512)
 
 
+@pytest.mark.parametrize(
+    ("norms", "estimator", "scale"),
+    [
+        ("reward_norm: {mean_level: group, std_level: group}", "group", "std"),
+        ("reward_norm: {mean_level: group, std_level: null}", "group", "none"),
+        (
+            "reward_norm: {mean_level: group, mean_leave1out: true, std_level: null}",
+            "rloo",
+            None,
+        ),
+        ("reward_norm: {mean_level: group, std_level: batch}", "reinforce_pp_baseline", None),
+        (
+            "reward_norm: {mean_level: group, std_level: null}\n"
+            "  adv_norm: {mean_level: batch, std_level: batch}",
+            "reinforce_pp_baseline",
+            None,
+        ),
+        ("adv_norm: {mean_level: batch, std_level: batch}", "reinforce_pp", None),
+        ("reward_norm: {mean_level: batch, std_level: batch}", "reinforce_pp", None),
+        ("adv_norm: {mean_level: batch, std_level: batch}", "gae", None),
+    ],
+)
+def test_the_baseline_of_areal_is_that_of_its_norms_and_critic(
+    tmp_path: Path,
+    norms: str,
+    estimator: str,
+    scale: str | None,
+    capsys: pytest.CaptureFixture[str],
+):
+    text = AREAL.replace("  kl_ctl: 0.0\n", f"  kl_ctl: 0.0\n  {norms}\n")
+    if estimator == "gae":
+        text += "critic: {path: other}\n"
+    config, out = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.advantage.estimator == estimator
+    assert scale in (None, config.advantage.scale)
+    assert "std_level=null" not in out
+
+
+def test_a_second_normalisation_of_areal_is_named_as_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    norms = (
+        "  reward_norm: {mean_level: group, std_level: group}\n"
+        "  adv_norm: {mean_level: batch, std_level: batch}\n"
+    )
+    text = AREAL.replace("  kl_ctl: 0.0\n", f"  kl_ctl: 0.0\n{norms}")
+    _, out = converted(tmp_path, "a.yaml", text, capsys)
+    assert "#   actor.adv_norm.mean_level=batch\n#   actor.adv_norm.std_level=batch\n" in out
+
+
 def test_what_a_file_leaves_empty_is_answered_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
