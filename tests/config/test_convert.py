@@ -273,6 +273,17 @@ def test_a_second_normalisation_of_areal_is_named_as_left_out(
     assert "#   actor.adv_norm.mean_level=batch\n#   actor.adv_norm.std_level=batch\n" in out
 
 
+def test_a_divergence_of_areal_is_in_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config, _ = converted(tmp_path, "a.yaml", AREAL.replace("kl_ctl: 0.0", "kl_ctl: 0.01"), capsys)
+    assert (config.loss.kl_coef, config.loss.kl_in, config.loss.kl_estimator) == (
+        0.01,
+        "reward",
+        "k1",
+    )
+    config, _ = converted(tmp_path, "a.yaml", AREAL, capsys)
+    assert (config.loss.kl_coef, config.loss.kl_in) == (0.0, "loss")
+
+
 def test_what_a_file_leaves_empty_is_answered_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
