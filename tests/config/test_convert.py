@@ -284,6 +284,14 @@ def test_a_divergence_of_areal_is_in_the_reward(tmp_path: Path, capsys: pytest.C
     assert (config.loss.kl_coef, config.loss.kl_in) == (0.0, "loss")
 
 
+def test_a_teacher_of_areal_is_an_algorithm_without_a_counterpart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    teacher = "teacher: {path: big, rl_loss_weight: 1.0, distill_loss_weight: 0.005}\n"
+    _, out = converted(tmp_path, "a.yaml", AREAL + teacher, capsys, code=4)
+    assert "teacher.path=big has no counterpart" in out
+
+
 def test_what_a_file_leaves_empty_is_answered_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
