@@ -828,6 +828,35 @@ def test_a_schedule_keeps_the_rate_that_it_ends_at(
     assert config.optim.schedule == schedule
 
 
+ADAPTER_OF_VERL = "actor_rollout_ref.model.lora"
+
+
+@pytest.mark.parametrize(
+    ("options", "adapter"),
+    [
+        (f"{ADAPTER_OF_VERL}_rank=8 {ADAPTER_OF_VERL}_alpha=24", (8, 24)),
+        (f"{ADAPTER_OF_VERL}_rank=8", (8, 16)),
+        (
+            f"{ADAPTER_OF_VERL}.rank=8 {ADAPTER_OF_VERL}.alpha=24 {ADAPTER_OF_VERL}.dropout=0",
+            (8, 24),
+        ),
+        (f"{ADAPTER_OF_VERL}_rank=0 {ADAPTER_OF_VERL}_alpha=24", None),
+        ("", None),
+    ],
+)
+def test_an_adapter_of_verl_arrives_by_both_names_and_is_off_at_rank_0(
+    tmp_path: Path,
+    options: str,
+    adapter: tuple[int, int] | None,
+    capsys: pytest.CaptureFixture[str],
+):
+    script = f"{VERL} algorithm.adv_estimator=grpo {options}"
+    config, text = converted(tmp_path, "a.sh", script, capsys)
+    lora = config.model.lora
+    assert (lora and (lora.rank, lora.alpha)) == adapter
+    assert "the table does not" not in text
+
+
 def test_a_lower_bound_of_cispo_that_bounds_nothing_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
