@@ -828,6 +828,28 @@ def test_a_schedule_keeps_the_rate_that_it_ends_at(
     assert config.optim.schedule == schedule
 
 
+IN_LOSS = "actor_rollout_ref.actor.use_kl_loss=True"
+IN_REWARD = "algorithm.use_kl_in_reward=True"
+OF_LOSS = "actor_rollout_ref.actor.kl_loss_type"
+
+
+@pytest.mark.parametrize(
+    ("options", "estimator", "place"),
+    [
+        (f"{IN_LOSS} {OF_LOSS}=mse algorithm.kl_penalty=kl", "k2", "loss"),
+        (f"algorithm.kl_penalty=kl {IN_LOSS} {OF_LOSS}=low_var_kl", "k3", "loss"),
+        (IN_REWARD, "k1", "reward"),
+        (f"{IN_REWARD} {OF_LOSS}=low_var_kl", "k1", "reward"),
+        (f"{IN_REWARD} algorithm.kl_penalty=low_var_kl", "k3", "reward"),
+    ],
+)
+def test_the_estimator_of_verls_divergence_is_that_of_its_place(
+    tmp_path: Path, options: str, estimator: str, place: str, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {options}", capsys)
+    assert (config.loss.kl_estimator, config.loss.kl_in) == (estimator, place)
+
+
 ADAPTER_OF_VERL = "actor_rollout_ref.model.lora"
 
 
