@@ -696,6 +696,41 @@ def test_a_reward_of_trl_that_is_no_function_by_its_module_is_left_to_a_person(
     assert ("reward" in yaml.safe_load(out)) == has_function
 
 
+def test_the_column_of_prompts_and_the_system_message_arrive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    recipe = (
+        "model_name_or_path: m\ndataset_name: a/b\ndataset_prompt_column: problem\n"
+        "system_prompt: Think.\ntorch_dtype: bfloat16\nnum_generations: 4\n"
+    )
+    config, text = converted(tmp_path, "a.yaml", recipe, capsys)
+    assert config.data.train == {"hub": "a/b", "split": "train", "prompt": "problem"}
+    assert (config.data.system, config.model.dtype) == ("Think.", "bfloat16")
+    assert "the table does not" not in text
+
+    files = "data.val_files=b.parquet data.prompt_key="
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {files}question", capsys)
+    assert config.data.eval == {"path": "b.parquet", "prompt": "question"}
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {files}prompt", capsys)
+    assert config.data.eval == "b.parquet"
+    several = "data.train_files=['x.parquet','y.parquet'] data.prompt_key=question"
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {several}", capsys)
+    assert config.data.train == {
+        "mix": {
+            "x": {"path": "x.parquet", "prompt": "question"},
+            "y": {"path": "y.parquet", "prompt": "question"},
+        }
+    }
+
+
+def test_the_cap_of_areal_arrives_by_both_spellings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = AREAL.replace("behav_imp_weight_cap: 5.0", "behave_imp_weight_cap: 4.0")
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.loss.engine_correction == 4.0
+
+
 def test_rewards_of_trls_command_arrive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rewards = "reward_funcs: [think_format_reward, mine.rewards.short]\nreward_weights: [1, 0.5]\n"
     config, _ = converted(tmp_path, "a.yaml", SHARED + rewards, capsys)

@@ -45,6 +45,8 @@ _SHARED_OF_TRL = {
     "report_to",
     "save_total_limit",
     "seed",
+    "system_prompt",
+    "torch_dtype",
     "trust_remote_code",
     "use_cpu",
     "use_peft",

@@ -161,28 +161,38 @@ def _min_rate(arguments: Mapping[str, Any], rate: float) -> float:
     return float(arguments["min_lr"]) / rate
 
 
-def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
+def _dataset(
+    name: Any, split: str, configuration: str | None = None, prompt: str | None = None
+) -> Any:
     """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs
     its name.
     """
     if not re.fullmatch(r"[\w.-]+/[\w-]+", str(name)):
-        return name
+        return _with_prompt(name, prompt)
     configuration = configuration or _CONFIGURATIONS.get(str(name))
-    if configuration is None:
+    column = {} if prompt in (None, "prompt") else {"prompt": prompt}
+    if configuration is None and not column:
         return f"hub:{name}:{split}"
-    return {"hub": name, "config": configuration, "split": split}
+    chosen = {} if configuration is None else {"config": configuration}
+    return {"hub": name, **chosen, "split": split, **column}
 
 
-def _files(value: Any) -> Any:
+def _with_prompt(path: Any, prompt: str | None) -> Any:
+    """A file, with the column of its prompts unless that is called `prompt`."""
+    return path if prompt in (None, "prompt") else {"path": path, "prompt": prompt}
+
+
+def _files(value: Any, prompt: str | None = None) -> Any:
     """A file or another source; several are a mix, whose parts have the shortest names that
     differ.
     """
     if not isinstance(value, list):
-        return value
-    if len(value) == 1:
-        return value[0]
+        return _with_prompt(value, prompt)
+    sources = [_with_prompt(path, prompt) for path in value]
+    if len(sources) == 1:
+        return sources[0]
     names = _part_names([str(path) for path in value])
-    return {"mix": dict(zip(names, value, strict=True))}
+    return {"mix": dict(zip(names, sources, strict=True))}
 
 
 def _part_names(paths: list[str]) -> list[str]:
