@@ -731,6 +731,18 @@ def test_the_cap_of_areal_arrives_by_both_spellings(
     assert config.loss.engine_correction == 4.0
 
 
+def test_flags_of_trl_may_have_dashes_and_a_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = (
+        "trl grpo --model-name-or-path m --dataset_name a/b --num-generations=4"
+        " --learning-rate 2e-5 --no_gradient_checkpointing --no-bf16\n"
+    )
+    config, text = converted(tmp_path, "a.sh", command, capsys)
+    assert (config.model.name, config.rollout.group_size) == ("m", 4)
+    assert (config.optim.lr, config.train.recompute) == (2e-5, False)
+    assert config.model.dtype == "float32"
+    assert "the table does not" not in text
+
+
 def test_rewards_of_trls_command_arrive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rewards = "reward_funcs: [think_format_reward, mine.rewards.short]\nreward_weights: [1, 0.5]\n"
     config, _ = converted(tmp_path, "a.yaml", SHARED + rewards, capsys)

@@ -404,13 +404,33 @@ def _readings(path: Path) -> list[Reading]:
         text = _text(path)
         if path.suffix in (".py", ".ipynb"):
             return [read_script(text, path.stem)]
-        return read_shell(
-            text, {name: value for name, value in os.environ.items() if may_be_written(name)}
-        )
+        environment = {name: value for name, value in os.environ.items() if may_be_written(name)}
+        readings = read_shell(text, environment)
+        for reading in readings:
+            # other programs have flags with dashes as well: `uv run rl --max-steps 20`
+            if "trl" in (reading.command[1:4], peer_that_knows(reading.options)):
+                reading.options = _flags_of_trl(reading.options)
+        return readings
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable ({error}); {EXPECTED}") from None
+
+
+def _flags_of_trl(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the names of TRL, whose commands take `--max-steps` and `--no_bf16` too."""
+    knows = OTHERS["trl"].rows_of
+    named = {}
+    for name, value in options.items():
+        plain = name.replace("-", "_")
+        positive = plain.removeprefix("no_")
+        if knows(plain):
+            named[plain] = value
+        elif value is True and positive != plain and knows(positive):
+            named[positive] = False
+        else:
+            named[name] = value
+    return named
 
 
 def _text(path: Path) -> str:
