@@ -223,6 +223,75 @@ def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(
     assert (config.overlong.mode, config.rollout.max_response_tokens) == ("off", 512)
 
 
+@pytest.mark.parametrize(
+    ("norms", "estimator", "scale"),
+    [
+        ("reward_norm: {mean_level: group, std_level: group}", "group", "std"),
+        ("reward_norm: {mean_level: group, std_level: null}", "group", "none"),
+        (
+            "reward_norm: {mean_level: group, mean_leave1out: true, std_level: null}",
+            "rloo",
+            None,
+        ),
+        ("reward_norm: {mean_level: group, std_level: batch}", "reinforce_pp_baseline", None),
+        (
+            "reward_norm: {mean_level: group, std_level: null}\n"
+            "  adv_norm: {mean_level: batch, std_level: batch}",
+            "reinforce_pp_baseline",
+            None,
+        ),
+        ("adv_norm: {mean_level: batch, std_level: batch}", "reinforce_pp", None),
+        ("reward_norm: {mean_level: batch, std_level: batch}", "reinforce_pp", None),
+        ("adv_norm: {mean_level: batch, std_level: batch}", "gae", None),
+    ],
+)
+def test_the_baseline_of_areal_is_that_of_its_norms_and_critic(
+    tmp_path: Path,
+    norms: str,
+    estimator: str,
+    scale: str | None,
+    capsys: pytest.CaptureFixture[str],
+):
+    text = AREAL.replace("  kl_ctl: 0.0\n", f"  kl_ctl: 0.0\n  {norms}\n")
+    if estimator == "gae":
+        text += "critic: {path: other}\n"
+    config, out = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.advantage.estimator == estimator
+    assert scale in (None, config.advantage.scale)
+    assert "std_level=null" not in out
+
+
+def test_a_second_normalisation_of_areal_is_named_as_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    norms = (
+        "  reward_norm: {mean_level: group, std_level: group}\n"
+        "  adv_norm: {mean_level: batch, std_level: batch}\n"
+    )
+    text = AREAL.replace("  kl_ctl: 0.0\n", f"  kl_ctl: 0.0\n{norms}")
+    _, out = converted(tmp_path, "a.yaml", text, capsys)
+    assert "#   actor.adv_norm.mean_level=batch\n#   actor.adv_norm.std_level=batch\n" in out
+
+
+def test_a_divergence_of_areal_is_in_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config, _ = converted(tmp_path, "a.yaml", AREAL.replace("kl_ctl: 0.0", "kl_ctl: 0.01"), capsys)
+    assert (config.loss.kl_coef, config.loss.kl_in, config.loss.kl_estimator) == (
+        0.01,
+        "reward",
+        "k1",
+    )
+    config, _ = converted(tmp_path, "a.yaml", AREAL, capsys)
+    assert (config.loss.kl_coef, config.loss.kl_in) == (0.0, "loss")
+
+
+def test_a_teacher_of_areal_is_an_algorithm_without_a_counterpart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    teacher = "teacher: {path: big, rl_loss_weight: 1.0, distill_loss_weight: 0.005}\n"
+    _, out = converted(tmp_path, "a.yaml", AREAL + teacher, capsys, code=4)
+    assert "teacher.path=big has no counterpart" in out
+
+
 def test_what_a_file_leaves_empty_is_answered_as_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -260,6 +329,18 @@ def test_what_a_file_leaves_empty_is_answered_as_well(
             "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n",
             "has the options of this system, not of another; dapo check",
         ),
+        (
+            "a.yaml",
+            "model: m\ndata: {train: {hub: a/b, split: train, prompt: question}}\n",
+            "has the options of this system, not of another; dapo check",
+        ),
+        # a single name that this system has too
+        (
+            "a.sh",
+            "python3 -m verl.trainer.main_generation model.path=m data.path=a.parquet"
+            " rollout.temperature=1.0 rollout.top_k=50\n",
+            "(it runs verl.trainer.main_generation) has 0 options of verl, AReaL or TRL",
+        ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("rl.toml", "max_steps = 20\n", "is TOML, as prime-rl's configurations are, which are not"),
         (
@@ -283,6 +364,76 @@ def test_a_file_that_cannot_be_converted_says_why(
     assert (code, out) == (2, "")
     assert error_text in err
     assert "Traceback" not in err
+
+
+SHARED = "model_name_or_path: m\ndataset_name: a/b\nlearning_rate: 1e-5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "trainer"),
+    [
+        ("a.yaml", f"{SHARED}stage: sft\ntemplate: qwen3\n", "LLaMA-Factory (stage=sft)"),
+        (
+            "a.yaml",
+            f"{SHARED}stage: sft\ncutoff_len: 2048\npacking: true\n",
+            "LLaMA-Factory (stage=sft)",
+        ),
+        (
+            "a.sh",
+            "llamafactory-cli train --stage dpo --template qwen3 --model_name_or_path m\n",
+            "LLaMA-Factory (stage=dpo)",
+        ),
+        (
+            "a.sh",
+            "trl dpo --model_name_or_path m --dataset_name a/b --beta 0.1\n",
+            "the trainer of `trl dpo`",
+        ),
+        (
+            "a.sh",
+            "accelerate launch scripts/kto.py --model_name_or_path m --dataset_name a/b\n",
+            "the trainer of `accelerate launch scripts/kto.py`",
+        ),
+        (
+            "a.sh",
+            "swift sft --model m --lora_rank 8 --learning_rate 1e-4\n",
+            "the trainer of `swift sft`",
+        ),
+        ("a.yaml", f"{SHARED}beta: 0.1\nmax_length: 512\n", "another trainer of TRL"),
+        (
+            "a.yaml",
+            AREAL.replace("batch_size: 128", "batch_size: 128, type: sft"),
+            "AReaL's trainer of train_dataset.type=sft",
+        ),
+    ],
+)
+def test_a_file_of_a_trainer_without_rewards_is_refused_by_its_name(
+    tmp_path: Path, name: str, text: str, trainer: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / name).write_text(text)
+    code, out, err = run(capsys, "convert", str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert f"{name} is for {trainer}" in " ".join(err.split())
+    assert "which is not read" in err
+
+
+def test_a_file_that_names_no_trainer_says_what_it_is_taken_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    note = "# Taken as follows:\n#   one process trains"
+    taken = "no option names a trainer: the file is taken as one of `trl grpo`"
+    _, text = converted(tmp_path, "a.yaml", SHARED, capsys)
+    assert taken in text
+    assert note in text
+    _, text = converted(tmp_path, "a.yaml", f"{SHARED}num_generations: 4\n", capsys)
+    assert taken not in text
+    arguments = "--model_name_or_path m --dataset_name a/b"
+    for command in (f"trl grpo {arguments}", f"python grpo.py {arguments}"):
+        _, text = converted(tmp_path, "a.sh", f"{command}\n", capsys)
+        assert taken not in text
+    _, text = converted(
+        tmp_path, "a.yaml", AREAL.replace("batch_size: 128", "batch_size: 128, type: rl"), capsys
+    )
+    assert "data:" in text
 
 
 @pytest.mark.parametrize(
@@ -521,6 +672,154 @@ def test_a_share_of_warm_up_steps_becomes_their_number(
     assert config.optim.warmup_steps == steps
 
 
+@pytest.mark.parametrize(
+    ("rewards", "options"),
+    [
+        ("reward_funcs: [accuracy, format]", ["reward_funcs"]),
+        ("reward_funcs: [accuracy_reward, get_soft_overlong_punishment]", ["reward_funcs"]),
+        ("reward_funcs: org/Judge-0.5B", ["reward_funcs"]),
+        (
+            "reward_funcs: accuracy_reward\nreward_model_name_or_path: org/judge",
+            ["reward_model_name_or_path"],
+        ),
+    ],
+)
+def test_a_reward_of_trl_that_is_no_function_by_its_module_is_left_to_a_person(
+    tmp_path: Path, rewards: str, options: list[str], capsys: pytest.CaptureFixture[str]
+):
+    _, out = converted(tmp_path, "a.yaml", f"{SHARED}{rewards}\n", capsys, code=3)
+    head = out.partition("\nmodel:")[0]
+    assert "# Set reward.verifier yourself" in head
+    for option in options:
+        assert f"#   {option}=" in head
+    has_function = "reward_funcs" not in options
+    assert ("reward" in yaml.safe_load(out)) == has_function
+
+
+def test_the_column_of_prompts_and_the_system_message_arrive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    recipe = (
+        "model_name_or_path: m\ndataset_name: a/b\ndataset_prompt_column: problem\n"
+        "system_prompt: Think.\ntorch_dtype: bfloat16\nnum_generations: 4\n"
+    )
+    config, text = converted(tmp_path, "a.yaml", recipe, capsys)
+    assert config.data.train == {"hub": "a/b", "split": "train", "prompt": "problem"}
+    assert (config.data.system, config.model.dtype) == ("Think.", "bfloat16")
+    assert "the table does not" not in text
+
+    files = "data.val_files=b.parquet data.prompt_key="
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {files}question", capsys)
+    assert config.data.eval == {"path": "b.parquet", "prompt": "question"}
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {files}prompt", capsys)
+    assert config.data.eval == "b.parquet"
+    several = "data.train_files=['x.parquet','y.parquet'] data.prompt_key=question"
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {several}", capsys)
+    assert config.data.train == {
+        "mix": {
+            "x": {"path": "x.parquet", "prompt": "question"},
+            "y": {"path": "y.parquet", "prompt": "question"},
+        }
+    }
+
+
+def test_the_cap_of_areal_arrives_by_both_spellings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = AREAL.replace("behav_imp_weight_cap: 5.0", "behave_imp_weight_cap: 4.0")
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.loss.engine_correction == 4.0
+
+
+def test_flags_of_trl_may_have_dashes_and_a_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = (
+        "trl grpo --model-name-or-path m --dataset_name a/b --num-generations=4"
+        " --learning-rate 2e-5 --no_gradient_checkpointing --no-bf16\n"
+    )
+    config, text = converted(tmp_path, "a.sh", command, capsys)
+    assert (config.model.name, config.rollout.group_size) == ("m", 4)
+    assert (config.optim.lr, config.train.recompute) == (2e-5, False)
+    assert config.model.dtype == "float32"
+    assert "the table does not" not in text
+
+
+def test_rewards_of_trls_command_arrive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rewards = "reward_funcs: [think_format_reward, mine.rewards.short]\nreward_weights: [1, 0.5]\n"
+    config, _ = converted(tmp_path, "a.yaml", SHARED + rewards, capsys)
+    assert config.reward.verifier == {
+        "trl.rewards:think_format_reward": 1.0,
+        "mine.rewards:short": 0.5,
+    }
+    text = f"{SHARED}num_generations: 4\nreward_model_name_or_path: org/judge\n"
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert (config.reward.verifier, config.reward.options) == (
+        "reward_model",
+        {"model": "org/judge"},
+    )
+
+
+WARMUP_OF_AREAL = "optimizer: {warmup_steps_proportion: "
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        # 2 updates per batch: 8 accumulated of 16 in each
+        ("warmup_ratio: 0.1\nmax_steps: 205\n", 11),
+        ("warmup_steps: 0.1\nmax_steps: 205\n", 11),
+        ("warmup_ratio: 0.1\nwarmup_steps: 6\nmax_steps: 205\n", 3),
+        ("warmup_ratio: null\n", 0),
+        ("", 0),
+    ],
+)
+def test_a_share_of_trls_updates_becomes_a_number_of_steps(
+    tmp_path: Path, text: str, steps: int, capsys: pytest.CaptureFixture[str]
+):
+    batch = "num_generations: 4\nsteps_per_generation: 16\ngradient_accumulation_steps: 8\n"
+    config, _ = converted(tmp_path, "a.yaml", SHARED + batch + text, capsys)
+    assert config.optim.warmup_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "total", "steps"), [(0.1, 205, 20), (0.001, 205, 0), (0.001, None, 0)]
+)
+def test_a_share_of_areals_steps_becomes_their_number(
+    tmp_path: Path,
+    optimizer: float,
+    total: int | None,
+    steps: int,
+    capsys: pytest.CaptureFixture[str],
+):
+    text = AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}{optimizer}, ")
+    if total:
+        text += f"total_train_steps: {total}\n"
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    assert config.optim.warmup_steps == steps
+    config, _ = converted(tmp_path, "a.yaml", AREAL, capsys)
+    assert config.optim.warmup_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        (f"{SHARED}num_generations: 4\nwarmup_ratio: 0.1\n", "warmup_ratio=0.1"),
+        (f"{SHARED}num_generations: 4\nwarmup_steps: 0.1\n", "warmup_steps=0.1"),
+        (
+            AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}0.1, "),
+            "actor.optimizer.warmup_steps_proportion=0.1",
+        ),
+    ],
+)
+def test_a_share_of_unknown_steps_of_trl_and_areal_is_left_to_a_person(
+    tmp_path: Path, text: str, option: str, capsys: pytest.CaptureFixture[str]
+):
+    _, out = converted(tmp_path, "a.yaml", text, capsys, code=3)
+    head = out.partition("\nmodel:")[0]
+    assert "# Set optim.warmup_steps yourself: a share of all steps" in head
+    assert f"#   {option}" in head
+    assert "warmup_steps" not in yaml.safe_load(out).get("optim", {})
+
+
 def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -530,6 +829,101 @@ def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
     assert "# Set optim.warmup_steps yourself: a share of all steps" in head
     assert f"#   {WARMUP}_ratio=0.1" in head
     assert "warmup_steps: 0" not in text
+
+
+SCHEDULE_OF_VERL = "actor_rollout_ref.actor.optim."
+SCHEDULE_OF_TRL = "model_name_or_path: m\ndataset_name: a/b\nnum_generations: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "schedule"),
+    [
+        # a cosine falls to 0 there, and to a tenth here where no fraction is named
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=cosine", "cosine:0"),
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}warmup_style=cosine", "cosine:0"),
+        (
+            "a.sh",
+            f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=cosine"
+            f" {SCHEDULE_OF_VERL}min_lr_ratio=0.05",
+            "cosine:0.05",
+        ),
+        ("a.sh", f"{{verl}} {SCHEDULE_OF_VERL}lr_scheduler_type=constant", "constant"),
+        ("a.yaml", AREAL.replace("type: adam", "lr_scheduler_type: linear"), "linear:0"),
+        (
+            "a.yaml",
+            AREAL.replace("type: adam", "lr_scheduler_type: cosine, min_lr_ratio: 0.2"),
+            "cosine:0.2",
+        ),
+        (
+            "a.yaml",
+            f"{SCHEDULE_OF_TRL}lr_scheduler_type: cosine_with_min_lr\n"
+            "lr_scheduler_kwargs: {min_lr_rate: 0.3}\n",
+            "cosine:0.3",
+        ),
+        (
+            "a.yaml",
+            f"{SCHEDULE_OF_TRL}lr_scheduler_type: cosine_with_min_lr\nlearning_rate: 2.0e-6\n"
+            "lr_scheduler_kwargs: {min_lr: 1.0e-6}\n",
+            "cosine:0.5",
+        ),
+    ],
+)
+def test_a_schedule_keeps_the_rate_that_it_ends_at(
+    tmp_path: Path, name: str, text: str, schedule: str, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, name, text.replace("{verl}", VERL), capsys)
+    assert config.optim.schedule == schedule
+
+
+IN_LOSS = "actor_rollout_ref.actor.use_kl_loss=True"
+IN_REWARD = "algorithm.use_kl_in_reward=True"
+OF_LOSS = "actor_rollout_ref.actor.kl_loss_type"
+
+
+@pytest.mark.parametrize(
+    ("options", "estimator", "place"),
+    [
+        (f"{IN_LOSS} {OF_LOSS}=mse algorithm.kl_penalty=kl", "k2", "loss"),
+        (f"algorithm.kl_penalty=kl {IN_LOSS} {OF_LOSS}=low_var_kl", "k3", "loss"),
+        (IN_REWARD, "k1", "reward"),
+        (f"{IN_REWARD} {OF_LOSS}=low_var_kl", "k1", "reward"),
+        (f"{IN_REWARD} algorithm.kl_penalty=low_var_kl", "k3", "reward"),
+    ],
+)
+def test_the_estimator_of_verls_divergence_is_that_of_its_place(
+    tmp_path: Path, options: str, estimator: str, place: str, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {options}", capsys)
+    assert (config.loss.kl_estimator, config.loss.kl_in) == (estimator, place)
+
+
+ADAPTER_OF_VERL = "actor_rollout_ref.model.lora"
+
+
+@pytest.mark.parametrize(
+    ("options", "adapter"),
+    [
+        (f"{ADAPTER_OF_VERL}_rank=8 {ADAPTER_OF_VERL}_alpha=24", (8, 24)),
+        (f"{ADAPTER_OF_VERL}_rank=8", (8, 16)),
+        (
+            f"{ADAPTER_OF_VERL}.rank=8 {ADAPTER_OF_VERL}.alpha=24 {ADAPTER_OF_VERL}.dropout=0",
+            (8, 24),
+        ),
+        (f"{ADAPTER_OF_VERL}_rank=0 {ADAPTER_OF_VERL}_alpha=24", None),
+        ("", None),
+    ],
+)
+def test_an_adapter_of_verl_arrives_by_both_names_and_is_off_at_rank_0(
+    tmp_path: Path,
+    options: str,
+    adapter: tuple[int, int] | None,
+    capsys: pytest.CaptureFixture[str],
+):
+    script = f"{VERL} algorithm.adv_estimator=grpo {options}"
+    config, text = converted(tmp_path, "a.sh", script, capsys)
+    lora = config.model.lora
+    assert (lora and (lora.rank, lora.alpha)) == adapter
+    assert "the table does not" not in text
 
 
 def test_a_lower_bound_of_cispo_that_bounds_nothing_is_left_out(
@@ -607,6 +1001,59 @@ def test_scripts_that_imitate_demonstrations_become_the_preset_sft(
     config, text = converted(tmp_path, "sft.sh", command, capsys)
     assert (config.preset, config.train.num_steps) == ("sft", 30)
     assert yaml.safe_load(text)["data"]["demonstrations"] == "hub:a/b:train"
+
+
+def test_the_rest_of_a_supervised_command_of_trl_arrives_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = (
+        "trl sft --model_name_or_path m --dataset_name a/b --max_steps 200 --use_peft --lora_r 8"
+        " --lora_alpha 24 --warmup_ratio 0.05 --save_steps 50 --save_total_limit 3 --bf16"
+        " --gradient_checkpointing --adam_beta2 0.95 --lr_scheduler_type cosine_with_min_lr"
+        " --lr_scheduler_kwargs '{\"min_lr_rate\": 0.2}' --assistant_only_loss\n"
+    )
+    config, text = converted(tmp_path, "a.sh", command, capsys)
+    assert config.model.lora is not None
+    assert (config.model.lora.rank, config.model.lora.alpha) == (8, 24)
+    assert (config.model.dtype, config.train.recompute) == ("bfloat16", True)
+    assert (config.train.save_every, config.train.keep_checkpoints) == (50, 3)
+    assert (config.optim.betas, config.optim.schedule) == ((0.9, 0.95), "cosine:0.2")
+    assert (config.optim.warmup_steps, config.train.seed) == (10, 42)
+    assert "the table does not" not in text
+    _, text = converted(tmp_path, "a.sh", command.replace("--max_steps 200", ""), capsys, code=3)
+    assert "# Set optim.warmup_steps yourself" in text
+
+
+def test_verls_two_supervised_trainers_have_their_own_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = "data.train_files=a.parquet trainer.total_training_steps=50 trainer.save_freq=10"
+    newer = f"torchrun -m verl.trainer.sft_trainer model.path=m {options}"
+    config, text = converted(tmp_path, "a.sh", newer, capsys)
+    assert yaml.safe_load(text)["data"]["demonstrations"] == "a.parquet"  # of conversations
+    assert (config.optim.lr, config.optim.schedule) == (1e-3, "constant")
+    assert (config.optim.betas, config.optim.warmup_steps) == ((0.9, 0.999), 0)
+    assert (config.train.save_every, config.train.seed) == (10, 1)
+    decay = " optim.lr_scheduler_type=cosine optim.min_lr_ratio=0.1 optim.lr_warmup_steps_ratio=0.2"
+    config, _ = converted(tmp_path, "a.sh", newer + decay, capsys)
+    assert (config.optim.schedule, config.optim.warmup_steps) == ("cosine:0.1", 10)
+
+    older = f"torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m {options}"
+    config, text = converted(tmp_path, "a.sh", older, capsys)
+    demonstrations = {"path": "a.parquet", "prompt": "question", "answer": "answer"}
+    assert yaml.safe_load(text)["data"]["demonstrations"] == demonstrations
+    assert (config.optim.lr, config.optim.schedule) == (1e-5, "cosine:0")
+    assert (config.optim.betas, config.optim.warmup_steps) == ((0.9, 0.95), 5)
+
+
+def test_an_adapter_of_trls_command_keeps_its_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    adapter = "num_generations: 4\nuse_peft: true\nlora_r: 8\nlora_alpha: 24\n"
+    config, text = converted(tmp_path, "a.yaml", SHARED + adapter, capsys)
+    assert config.model.lora is not None
+    assert (config.model.lora.rank, config.model.lora.alpha) == (8, 24)
+    assert text.count("lora:") == 1
 
 
 @pytest.mark.parametrize(

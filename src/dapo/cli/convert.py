@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dapo.cli.other_trainers import names_no_trainer, other_trainer
 from dapo.cli.supervised_scripts import (
     SUPERVISED,
     Supervised,
@@ -71,28 +72,23 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
             f"{path} is TOML, as prime-rl's configurations are, which are not read; {EXPECTED}"
         )
     readings = _readings(path)
-    names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     is_yaml = path.suffix in (".yaml", ".yml")
+    peer = peer_that_knows(reading.options)
+    is_python = path.suffix in (".py", ".ipynb")  # which calls the trainer by its name
     system = supervised_system(path, "" if is_yaml else _text(path), reading)
+    trainer = None if is_python else other_trainer(peer, reading, is_supervised=system is not None)
+    if trainer is not None:
+        raise ConfigError(
+            f"{path} is for {trainer}, which is not read; of TRL, GRPOTrainer and SFTTrainer are,"
+            " and of AReaL the trainer on rewards"
+        )
     if system is not None:
         return _supervised(path, system, reading, num_processes)
     options = reading.options
-    peer = peer_that_knows(options)
-    matches = _num_known(reading)
-    if len(options.keys() & set(names)) > matches / 2:
-        check = f"dapo check {shlex.quote(str(path))}"
-        raise ConfigError(
-            f"{path} has the options of this system, not of another; {check} explains it"
-        )
-    num_expected = _num_of_system(options, peer) if peer else 0
-    if peer is None or 2 * matches < num_expected:
-        program = f" (it runs {reading.program})" if reading.program else ""
-        if not is_yaml and _PRIME_RL.search(_text(path)):
-            program = " (it runs prime-rl, whose options are not read)"
-        raise ConfigError(
-            f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
-        )
+    fault = _fault_of_file(path, reading, peer)
+    if peer is None or fault is not None:
+        raise ConfigError(fault)
     facts = _facts(path, peer, reading, num_processes)
     options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
@@ -100,14 +96,37 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
     if peer == "trl":
         translation.assumed += _batch_of_trl(options, facts)
+        translation.unknown |= _open_rewards(options, translation)
+    if not is_python and names_no_trainer(peer, reading):
+        translation.assumed.append(
+            "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
+            " looks the same"
+        )
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
+    translation.unknown |= _open_warmup(options, translation, _WARMUPS[peer])
     if peer == "verl":
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
-    fault = _fault_of_batch(translation, facts)
-    return _conversion(path, translation, fault)
+    return _conversion(path, translation, _fault_of_batch(translation, facts))
+
+
+def _fault_of_file(path: Path, reading: Reading, peer: Peer | None) -> str | None:
+    """Return why a file is not of another system: it is of this one, or of one not read."""
+    options = reading.options
+    matches = _num_known(reading)
+    num_own = _num_own(options)
+    if num_own > matches / 2 and num_own >= len(options) / 2:
+        check = f"dapo check {shlex.quote(str(path))}"
+        return f"{path} has the options of this system, not of another; {check} explains it"
+    if peer is not None and 2 * matches >= _num_of_system(options, peer):
+        return None
+    program = f" (it runs {reading.program})" if reading.program else ""
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if not is_yaml and _PRIME_RL.search(_text(path)):
+        program = " (it runs prime-rl, whose options are not read)"
+    return f"{path}{program} has {matches} options of verl, AReaL or TRL; {EXPECTED}"
 
 
 def _supervised(
@@ -116,13 +135,17 @@ def _supervised(
     """Translate a script that imitates demonstrations, which `preset=sft` does."""
     options = reading.options
     facts = {}
-    if system == "verl":
-        options = with_whole_columns(options)
-    else:
+    peer: Peer = "verl"
+    if system == "trl":
+        peer = "trl"
         facts["processes"] = num_processes or reading.num_processes or 1
+        options = OTHERS["trl"].fold_mappings(options)
+    else:
+        options = with_whole_columns(options)
     translation = SUPERVISED[system].translate(options, facts)
     trainer = reading.program or "SFTTrainer"
     translation.ours["preset"] = ("sft", f"{trainer} imitates demonstrations")
+    translation.unknown |= _open_warmup(options, translation, _SUPERVISED_WARMUPS[peer])
     translation.unread += reading.unread
     translation.assumed += reading.assumed
     return _conversion(path, translation, None)
@@ -190,7 +213,6 @@ def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
     return [f"the options in the configuration {name} (--config-name)"]
 
 
-_WARMUP_OF_VERL = f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio"
 _TURNS_OF_VERL = f"{_SECTION_OF_VERL}rollout.multi_turn."
 _TOOLS_OF_VERL = (
     f"{_TURNS_OF_VERL}tool_config_path",
@@ -204,8 +226,7 @@ def _left_to_a_person(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield what a person is to set, each with the options of verl that ask for it.
 
-    Tools and interactions are code in other files, and a share of an unknown number of steps is
-    no number.
+    Tools and interactions are code in other files.
     """
     enable = f"{_TURNS_OF_VERL}enable"
     names = [name for name in _TOOLS_OF_VERL if options.get(name) is not None]
@@ -217,20 +238,73 @@ def _left_to_a_person(
             " here (dapo show docs environments)"
         )
         yield person, [f"{name}={options[name]}" for name in names]
-    share = options.get(_WARMUP_OF_VERL)
-    is_open = "optim.warmup_steps" not in translation.ours
-    if is_open and share is not None and not isinstance(share, Unknown):
-        person = (
-            "Set optim.warmup_steps yourself: a share of all steps, whose number"
-            " (trainer.total_training_steps) the script does not set"
-        )
-        yield person, [f"{_WARMUP_OF_VERL}={share}"]
+
+
+def _open_rewards(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:
+    """Return the rewards of TRL that a person is to set: models, and names of a script's own."""
+    functions = options.get("reward_funcs")
+    model = options.get("reward_model_name_or_path")
+    names = []
+    if functions is not None and not isinstance(functions, Unknown):
+        if "reward.verifier" not in translation.ours:
+            names.append(f"reward_funcs={functions}")
+        if model is not None:
+            names.append(f"reward_model_name_or_path={model}")
+    person = (
+        "Set reward.verifier yourself: module:function for a function that the script knows by"
+        " another name, reward_model for a model that judges alone (dapo show docs verifiers)"
+    )
+    return {person: names} if names else {}
+
+
+_WARMUPS: Mapping[Peer, tuple[str, str]] = {
+    "verl": (
+        f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio",
+        "trainer.total_training_steps",
+    ),
+    "trl": ("warmup_ratio", "max_steps"),
+    "areal": ("actor.optimizer.warmup_steps_proportion", "total_train_steps"),
+}
+"""The share of the steps that warms up, and the number of steps, of each system."""
+_SUPERVISED_WARMUPS: Mapping[Peer, tuple[str, str]] = {
+    "verl": ("optim.lr_warmup_steps_ratio", "trainer.total_training_steps"),
+    "trl": ("warmup_ratio", "max_steps"),
+}
+
+
+def _open_warmup(
+    options: Mapping[str, Any], translation: Translation, names: tuple[str, str]
+) -> dict[str, list[str]]:
+    """Return the warm-up that a person is to set: a share of an unknown number of steps."""
+    name, total = names
+    share = options.get(name)
+    below_one = options.get("warmup_steps")
+    if name == "warmup_ratio" and isinstance(below_one, float) and 0 < below_one < 1:
+        name, share = "warmup_steps", below_one
+    if "optim.warmup_steps" in translation.ours or share is None or isinstance(share, Unknown):
+        return {}
+    person = (
+        f"Set optim.warmup_steps yourself: a share of all steps, whose number ({total}) the script"
+        " does not set"
+    )
+    return {person: [f"{name}={share}"]}
 
 
 def _num_known(reading: Reading) -> int:
     """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
+
+
+def _num_own(options: Mapping[str, Any]) -> int:
+    """Return the number of options that are of this system, or keys in a mapping that is one."""
+    names = {name for name, _ in options_of()}
+    num_own = 0
+    for name in options:
+        section, *parts = name.split(".")
+        wholes = [f"{section}.{'.'.join(parts[:end])}" for end in range(1, len(parts) + 1)]
+        num_own += name in names or not names.isdisjoint(wholes)
+    return num_own
 
 
 def _num_of_system(options: Mapping[str, Any], peer: Peer) -> int:
@@ -330,13 +404,33 @@ def _readings(path: Path) -> list[Reading]:
         text = _text(path)
         if path.suffix in (".py", ".ipynb"):
             return [read_script(text, path.stem)]
-        return read_shell(
-            text, {name: value for name, value in os.environ.items() if may_be_written(name)}
-        )
+        environment = {name: value for name, value in os.environ.items() if may_be_written(name)}
+        readings = read_shell(text, environment)
+        for reading in readings:
+            # other programs have flags with dashes as well: `uv run rl --max-steps 20`
+            if "trl" in (reading.command[1:4], peer_that_knows(reading.options)):
+                reading.options = _flags_of_trl(reading.options)
+        return readings
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable ({error}); {EXPECTED}") from None
+
+
+def _flags_of_trl(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the names of TRL, whose commands take `--max-steps` and `--no_bf16` too."""
+    knows = OTHERS["trl"].rows_of
+    named = {}
+    for name, value in options.items():
+        plain = name.replace("-", "_")
+        positive = plain.removeprefix("no_")
+        if knows(plain):
+            named[plain] = value
+        elif value is True and positive != plain and knows(positive):
+            named[positive] = False
+        else:
+            named[name] = value
+    return named
 
 
 def _text(path: Path) -> str:

@@ -1,16 +1,18 @@
 """Translates scripts that imitate demonstrations: verl's `sft_trainer`, and TRL's `SFTTrainer`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from dapo.config.other_names import COUNTERPARTS
 from dapo.libs.foreign_options import Counterpart, Reading, Table, Unknown
 
-Supervised: TypeAlias = Literal["verl", "trl"]
+Supervised: TypeAlias = Literal["verl", "verl_engine", "trl"]
 _TRAINERS: Mapping[str, Supervised] = {
     "fsdp_sft_trainer": "verl",
-    "sft_trainer": "verl",
+    "sft_trainer": "verl_engine",
+    "sft_trainer_ray": "verl_engine",
     "sft": "trl",
 }
 """The programs that imitate demonstrations, by the last part of their names."""
@@ -18,11 +20,49 @@ _STEPS = "Steps: rows x epochs / `train.minibatch_groups`; the data begins anew 
 _HELD_OUT = "`data.eval` takes problems that the model answers, no demonstrations."
 _LENGTH = "Demonstrations above `rollout.max_response_tokens` are left out and counted, never cut."
 _PACKED = "Sequences are always packed; `train.microbatch_tokens` bounds a pass."
+_RUN = "The run chooses it; results do not depend on it."
+_RANKS = "Ranks shard by FSDP2 (`distributed.trainer_ranks`)."
 _SCHEDULE = "`optim.schedule` and `optim.warmup_steps`, which counts steps, not a share."
 _BATCH = "per_device_train_batch_size * gradient_accumulation_steps * processes"
 _FILES_OF_VERL = (
     "{'path': data.train_files, 'prompt': data.prompt_key, 'answer': data.response_key}"
     " if data.prompt_key else files(data.train_files)"
+)
+
+
+_ANSWERS = "The tokens of answers train, and never those of prompts."
+_SHARED_OF_TRL = {
+    "adam_beta1",
+    "adam_beta2",
+    "bf16",
+    "chat_template_kwargs",
+    "dtype",
+    "gradient_checkpointing",
+    "lora_alpha",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "r",
+    "report_to",
+    "save_total_limit",
+    "seed",
+    "system_prompt",
+    "torch_dtype",
+    "trust_remote_code",
+    "use_cpu",
+    "use_peft",
+    "weight_decay",
+}
+"""Options that do the same in both trainers of TRL."""
+_SHARE = "A share of all steps becomes their number where that is set."
+_WARMUP_OF_VERL = (
+    "optim.lr_warmup_steps if optim.lr_warmup_steps > 0"
+    " else floor(optim.lr_warmup_steps_ratio * trainer.total_training_steps)"
+    " if trainer.total_training_steps else None if optim.lr_warmup_steps_ratio else 0"
+)
+_WARMUP_OF_TRL = (
+    "warmup_steps if warmup_steps >= 1"
+    " else ceil((warmup_steps or warmup_ratio or 0) * max_steps) if max_steps > 0"
+    " else None if warmup_steps or warmup_ratio else 0"
 )
 
 
@@ -38,109 +78,196 @@ def _row(theirs: str, ours: str = "", formula: str = "", remark: str = "") -> Co
     )
 
 
-_OF_VERL = Table(
-    "verl",
-    (
-        _row("model.partial_pretrain", "model.name"),
-        _row("model.path", "model.name"),
-        _row("model.trust_remote_code", "model.trust_remote_code"),
-        _row("model.lora_rank", "model.lora.rank", "model.lora_rank or None"),
-        _row(
-            "model.lora_alpha",
-            "model.lora.alpha",
-            "model.lora_alpha if model.lora_rank else None",
-        ),
-        _row("data.train_files", "data.demonstrations", _FILES_OF_VERL),
-        _row("data.prompt_key", remark="The `prompt` of `data.demonstrations`."),
-        _row("data.response_key", remark="The `answer` of `data.demonstrations`."),
-        _row("data.prompt_dict_keys", remark="A dot names a nested column."),
-        _row("data.response_dict_keys", remark="A dot names a nested column."),
-        _row("data.val_files", remark=_HELD_OUT),
-        _row("data.train_batch_size", "train.minibatch_groups"),
-        _row("data.max_length", remark=_LENGTH),
-        _row("data.truncation", remark=_LENGTH),
-        _row("data.micro_batch_size", remark=_PACKED),
-        _row("data.micro_batch_size_per_gpu", remark=_PACKED),
-        _row("optim.lr", "optim.lr"),
-        _row("optim.betas", "optim.betas"),
-        _row("optim.weight_decay", "optim.weight_decay"),
-        _row("optim.clip_grad", "optim.max_grad_norm"),
-        _row("optim.lr_scheduler=cosine", "optim.schedule=cosine:0"),
-        _row("optim.lr_scheduler", remark=_SCHEDULE),
-        _row("optim.warmup_steps_ratio", remark=_SCHEDULE),
-        _row("trainer.total_epochs", "train.num_steps", "converted", _STEPS),
-        _row(
-            "trainer.total_training_steps",
-            "train.num_steps",
-            "trainer.total_training_steps or None",
-        ),
-        _row("trainer.logger", "log.sinks", "sinks(trainer.logger)"),
-        _row("trainer.seed", "train.seed"),
-        _row("trainer.default_local_dir", remark="`dapo train CONFIG.yaml --run-dir DIR`."),
-        _row("trainer.project_name", remark="The environment variable `WANDB_PROJECT`."),
+def _without_counterpart(
+    rows: Iterable[Counterpart], own: Sequence[Counterpart]
+) -> list[Counterpart]:
+    """Return the rows of the other trainer that only explain, for options without a row here."""
+    names = {row.name for row in own}
+    return [row for row in rows if not row.ours and row.name not in names]
+
+
+_ROWS_OF_VERL = (
+    _row("model.partial_pretrain", "model.name"),
+    _row("model.path", "model.name"),
+    _row("model.trust_remote_code", "model.trust_remote_code"),
+    _row("model.enable_gradient_checkpointing", "train.recompute"),
+    _row("model.lora_rank", "model.lora.rank", "model.lora_rank or None"),
+    _row(
+        "model.lora_alpha",
+        "model.lora.alpha",
+        "model.lora_alpha if model.lora_rank else None",
     ),
-    # verl/trainer/config/sft_trainer.yaml
+    _row("model.target_modules", remark="Adapters are in every linear layer but the head."),
+    _row("model.use_remove_padding", remark=_PACKED),
+    _row("model.use_liger", remark=_RUN),
+    _row("model.use_shm", remark=_RUN),
+    _row("model.strategy", remark=_RANKS),
+    _row("model.fsdp_config.*", remark=_RANKS),
+    _row("data.train_files", "data.demonstrations", _FILES_OF_VERL),
+    _row("data.prompt_key", remark="The `prompt` of `data.demonstrations`."),
+    _row("data.response_key", remark="The `answer` of `data.demonstrations`."),
+    _row("data.prompt_dict_keys", remark="A dot names a nested column."),
+    _row("data.response_dict_keys", remark="A dot names a nested column."),
+    _row("data.multiturn.enable", remark="A column `messages` is a conversation."),
+    _row("data.multiturn.messages_key=messages", remark="A column `messages` is a conversation."),
+    _row("data.messages_key=messages", remark="A column `messages` is a conversation."),
+    _row("data.val_files", remark=_HELD_OUT),
+    _row("data.train_batch_size", "train.minibatch_groups"),
+    _row("data.max_length", remark=_LENGTH),
+    _row("data.truncation", remark=_LENGTH),
+    _row("data.micro_batch_size", remark=_PACKED),
+    _row("data.micro_batch_size_per_gpu", remark=_PACKED),
+    _row("data.max_token_len_per_gpu", "train.microbatch_tokens"),
+    _row("data.use_dynamic_bsz", remark=_PACKED),
+    _row("data.pad_mode", remark=_PACKED),
+    _row("data.apply_chat_template_kwargs", "data.chat_template_kwargs"),
+    _row("use_remove_padding", remark=_PACKED),
+    _row("ulysses_sequence_parallel_size", remark=_RANKS),
+    _row("engine", remark=_RANKS),
+    _row("engine.*", remark=_RANKS),
+    _row("optim.lr", "optim.lr"),
+    _row("optim.betas", "optim.betas"),
+    _row("optim.weight_decay", "optim.weight_decay"),
+    _row("optim.clip_grad", "optim.max_grad_norm"),
+    _row("optim.lr_scheduler=cosine", "optim.schedule=cosine:0"),
+    _row("optim.lr_scheduler", remark=_SCHEDULE),
+    _row("optim.lr_scheduler_type=constant", "optim.schedule=constant"),
+    _row(
+        "optim.lr_scheduler_type",
+        "optim.schedule",
+        "schedule(optim.lr_scheduler_type, optim.min_lr_ratio or 0)",
+    ),
+    _row(
+        "optim.warmup_style",
+        "optim.schedule",
+        "schedule(optim.warmup_style, optim.min_lr_ratio or 0)",
+    ),
+    _row("optim.min_lr_ratio", remark="The fraction of `optim.schedule=cosine:FRACTION`."),
+    _row("optim.lr_warmup_steps", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
+    _row("optim.lr_warmup_steps_ratio", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
+    _row("optim.warmup_steps_ratio", remark=_SCHEDULE),
+    _row("trainer.total_epochs", "train.num_steps", "converted", _STEPS),
+    _row(
+        "trainer.total_training_steps",
+        "train.num_steps",
+        "trainer.total_training_steps or None",
+    ),
+    _row("trainer.save_freq", "train.save_every", "max(trainer.save_freq, 0)"),
+    _row("trainer.test_freq", remark=_HELD_OUT),
+    _row("trainer.max_ckpt_to_keep", "train.keep_checkpoints"),
+    _row("trainer.logger", "log.sinks", "sinks(trainer.logger)"),
+    _row("trainer.seed", "train.seed"),
+    _row("trainer.default_local_dir", remark="`dapo train CONFIG.yaml --run-dir DIR`."),
+    _row("trainer.project_name", remark="The environment variable `WANDB_PROJECT`."),
+    _row("checkpoint.*", remark="A checkpoint holds all that the run needs to continue."),
+)
+_DEFAULTS_OF_VERL = {
+    "data.train_batch_size": 256,
+    "model.lora_rank": 0,
+    "optim.weight_decay": 0.01,
+    "optim.min_lr_ratio": 0.0,
+    "optim.lr_warmup_steps": -1,
+    "trainer.total_training_steps": None,
+    "trainer.save_freq": -1,
+    "trainer.seed": 1,
+}
+
+
+def _table_of_verl(defaults: Mapping[str, Any]) -> Table:
+    """Return the table of one of verl's two supervised trainers."""
+    others = [row for row in COUNTERPARTS["verl"] if row.name.startswith(("trainer.", "hydra."))]
+    rows = [*_ROWS_OF_VERL, *_without_counterpart(others, _ROWS_OF_VERL)]
+    return Table("verl", (*rows,), {**_DEFAULTS_OF_VERL, **defaults}, {})
+
+
+# verl/trainer/config/sft_trainer.yaml
+_OF_VERL = _table_of_verl(
     {
         "data.prompt_key": "question",
         "data.response_key": "answer",
-        "data.train_batch_size": 256,
-        "model.lora_rank": 0,
         "optim.lr": 1e-5,
         "optim.betas": [0.9, 0.95],
-        "optim.weight_decay": 0.01,
         "optim.lr_scheduler": "cosine",
-    },
-    {},
+        "optim.lr_warmup_steps_ratio": 0.1,
+    }
 )
-_OF_TRL = Table(
-    "TRL",
-    (
-        _row("model", "model.name"),
-        _row("model_name_or_path", "model.name"),
-        _row("train_dataset", "data.demonstrations", "files(train_dataset)"),
-        _row(
-            "dataset_name",
-            "data.demonstrations",
-            "dataset(dataset_name, dataset_train_split, dataset_config)",
-        ),
-        _row("dataset_train_split", remark="The last part of `hub:NAME:SPLIT`."),
-        _row("dataset_config", remark="The `config` of `{hub: NAME, config: main, split: train}`."),
-        _row("eval_dataset", remark=_HELD_OUT),
-        _row("learning_rate", "optim.lr"),
-        _row("weight_decay", "optim.weight_decay"),
-        _row("max_grad_norm", "optim.max_grad_norm"),
-        _row("warmup_steps", "optim.warmup_steps"),
-        _row("warmup_ratio", remark=_SCHEDULE),
-        _row("lr_scheduler_type=linear", "optim.schedule=linear:0"),
-        _row("lr_scheduler_type=cosine", "optim.schedule=cosine:0"),
-        _row("lr_scheduler_type=constant", "optim.schedule=constant"),
-        _row("lr_scheduler_type", remark=_SCHEDULE),
-        _row("per_device_train_batch_size", "train.minibatch_groups", _BATCH),
-        _row("gradient_accumulation_steps", "train.minibatch_groups", _BATCH),
-        _row("max_steps", "train.num_steps", "max_steps if max_steps > 0 else None"),
-        _row("num_train_epochs", "train.num_steps", "converted", _STEPS),
-        _row("max_length", remark=_LENGTH),
-        _row("packing", remark=_PACKED),
-        _row("r", "model.lora.rank"),
-        _row("lora_alpha", "model.lora.alpha", "lora_alpha if r else None"),
-        _row("report_to", "log.sinks", "sinks(report_to)"),
-        _row("seed", "train.seed"),
-        _row("output_dir", remark="`dapo train CONFIG.yaml --run-dir DIR`."),
-    ),
+# verl/trainer/config/sft_trainer_engine.yaml and optim/fsdp.yaml
+_OF_VERL_ENGINE = _table_of_verl(
     {
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": 2e-5,
-        "lr_scheduler_type": "linear",
-        "weight_decay": 0.0,
-        "warmup_steps": 0,
-        "dataset_train_split": "train",
-        "dataset_config": None,
-        "r": None,
-    },
-    {},
+        "data.prompt_key": None,
+        "optim.lr": 1e-3,
+        "optim.betas": [0.9, 0.999],
+        "optim.lr_scheduler_type": "constant",
+        "optim.lr_warmup_steps_ratio": 0.0,
+    }
 )
-SUPERVISED: Mapping[Supervised, Table] = {"verl": _OF_VERL, "trl": _OF_TRL}
+_OWN_ROWS_OF_TRL = (
+    _row("model", "model.name"),
+    _row("model_name_or_path", "model.name"),
+    _row("train_dataset", "data.demonstrations", "files(train_dataset)"),
+    _row(
+        "dataset_name",
+        "data.demonstrations",
+        "dataset(dataset_name, dataset_train_split, dataset_config)",
+    ),
+    _row("dataset_train_split", remark="The last part of `hub:NAME:SPLIT`."),
+    _row("dataset_config", remark="The `config` of `{hub: NAME, config: main, split: train}`."),
+    _row("eval_dataset", remark=_HELD_OUT),
+    _row("eval_steps", remark=_HELD_OUT),
+    _row("learning_rate", "optim.lr"),
+    _row("warmup_steps", "optim.warmup_steps", _WARMUP_OF_TRL, _SHARE),
+    _row("warmup_ratio", "optim.warmup_steps", _WARMUP_OF_TRL, _SHARE),
+    _row("per_device_train_batch_size", "train.minibatch_groups", _BATCH),
+    _row("gradient_accumulation_steps", "train.minibatch_groups", _BATCH),
+    _row("max_steps", "train.num_steps", "max_steps if max_steps > 0 else None"),
+    _row("num_train_epochs", "train.num_steps", "converted", _STEPS),
+    _row("save_steps", "train.save_every"),
+    _row("max_length", remark=_LENGTH),
+    _row("max_seq_length", remark=_LENGTH),
+    _row("packing", remark=_PACKED),
+    _row("packing_strategy", remark=_PACKED),
+    _row("eval_packing", remark=_PACKED),
+    _row("assistant_only_loss", remark=_ANSWERS),
+    _row("completion_only_loss", remark=_ANSWERS),
+    _row("output_dir", remark="`dapo train CONFIG.yaml --run-dir DIR`."),
+)
+
+
+def _table_of_trl() -> Table:
+    """Return the table of TRL's SFTTrainer, with the rows that it shares with GRPOTrainer."""
+    shared = [row for row in COUNTERPARTS["trl"] if row.name in _SHARED_OF_TRL]
+    own = [*_OWN_ROWS_OF_TRL, *shared]
+    rows = [*own, *_without_counterpart(COUNTERPARTS["trl"], own)]
+    return Table("TRL", (*rows,), _DEFAULTS_OF_TRL, {})
+
+
+_DEFAULTS_OF_TRL = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 2e-5,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": None,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "warmup_ratio": 0.0,
+    "max_steps": -1,
+    "save_steps": 500,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "seed": 42,
+    "dataset_train_split": "train",
+    "dataset_config": None,
+    "use_peft": False,
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "r": None,
+}
+_OF_TRL = _table_of_trl()
+SUPERVISED: Mapping[Supervised, Table] = {
+    "verl": _OF_VERL,
+    "verl_engine": _OF_VERL_ENGINE,
+    "trl": _OF_TRL,
+}
 _OF_SFT_ALONE = {
     "assistant_only_loss",
     "completion_only_loss",
@@ -173,8 +300,9 @@ def _system_of_options(options: Mapping[str, Any]) -> Supervised | None:
         return None
     if _OF_SFT_ALONE & options.keys():
         return "trl"
-    is_of_verl = "data.train_files" in options and "optim.lr" in options
-    return "verl" if is_of_verl else None
+    if "data.train_files" not in options or "optim.lr" not in options:
+        return None
+    return "verl" if "model.partial_pretrain" in options else "verl_engine"
 
 
 def with_whole_columns(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,11 +122,21 @@ def _rewards(functions: Any, weights: Any) -> Any:
 
 
 def _reward_name(name: str) -> str:
-    """`module:function`, of `module:function`, `module.function` or a function of TRL's own."""
+    """`module:function`, of `module:function`, `module.function` or a function of TRL's own.
+
+    Raises ValueError for another name, which is a model's or one that the script has a table of.
+    """
     if ":" in name:
         return name
-    whole_name = name if "." in name else f"trl.rewards.{name}"
-    return ":".join(whole_name.rsplit(".", 1))
+    if name in _REWARDS_OF_TRL:
+        return f"trl.rewards:{name}"
+    if "." not in name or "/" in name:
+        raise ValueError(name)
+    return ":".join(name.rsplit(".", 1))
+
+
+_REWARDS_OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+"""The functions that `trl grpo` takes by their names alone."""
 
 
 def _sinks(value: Any) -> list[str]:
@@ -134,28 +144,55 @@ def _sinks(value: Any) -> list[str]:
     return [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
 
 
-def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
+def _schedule(kind: str, fraction: float) -> str:
+    """A schedule of the learning rate, with the fraction of it that is left at the end."""
+    return f"{kind}:{fraction:g}" if kind in ("linear", "cosine") else kind
+
+
+def _min_rate(arguments: Mapping[str, Any], rate: float) -> float:
+    """The fraction of the learning rate that transformers' `cosine_with_min_lr` falls to.
+
+    Raises ValueError if its arguments name none.
+    """
+    if "min_lr_rate" in arguments:
+        return float(arguments["min_lr_rate"])
+    if "min_lr" not in arguments:
+        raise ValueError("min_lr_rate")
+    return float(arguments["min_lr"]) / rate
+
+
+def _dataset(
+    name: Any, split: str, configuration: str | None = None, prompt: str | None = None
+) -> Any:
     """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs
     its name.
     """
     if not re.fullmatch(r"[\w.-]+/[\w-]+", str(name)):
-        return name
+        return _with_prompt(name, prompt)
     configuration = configuration or _CONFIGURATIONS.get(str(name))
-    if configuration is None:
+    column = {} if prompt in (None, "prompt") else {"prompt": prompt}
+    if configuration is None and not column:
         return f"hub:{name}:{split}"
-    return {"hub": name, "config": configuration, "split": split}
+    chosen = {} if configuration is None else {"config": configuration}
+    return {"hub": name, **chosen, "split": split, **column}
 
 
-def _files(value: Any) -> Any:
+def _with_prompt(path: Any, prompt: str | None) -> Any:
+    """A file, with the column of its prompts unless that is called `prompt`."""
+    return path if prompt in (None, "prompt") else {"path": path, "prompt": prompt}
+
+
+def _files(value: Any, prompt: str | None = None) -> Any:
     """A file or another source; several are a mix, whose parts have the shortest names that
     differ.
     """
     if not isinstance(value, list):
-        return value
-    if len(value) == 1:
-        return value[0]
+        return _with_prompt(value, prompt)
+    sources = [_with_prompt(path, prompt) for path in value]
+    if len(sources) == 1:
+        return sources[0]
     names = _part_names([str(path) for path in value])
-    return {"mix": dict(zip(names, value, strict=True))}
+    return {"mix": dict(zip(names, sources, strict=True))}
 
 
 def _part_names(paths: list[str]) -> list[str]:
@@ -203,6 +240,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": math.floor,
     "max": max,
     "sinks": _sinks,
+    "schedule": _schedule,
+    "min_rate": _min_rate,
     "rewards": _rewards,
     "dataset": _dataset,
     "startswith": str.startswith,

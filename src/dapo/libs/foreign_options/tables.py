@@ -69,7 +69,10 @@ def translate_value(
     """
     row = next((row for row in rows if row.states(value)), None)
     row = row or next((row for row in rows if "=" not in row.theirs), None)
-    if row is None or (not row.formula and (value is None or row.converted)):
+    if row is None:
+        return row, {}
+    is_unset = value is None and not row.states(value)
+    if not row.formula and (is_unset or row.converted):
         return row, {}
     pairs = (option.partition("=") for option in row.ours if "=" in option)
     constants = {
