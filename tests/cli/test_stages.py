@@ -1,8 +1,9 @@
 """A configuration with stages: each is a run, which trains the model of the one before."""
 
 import json
+import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -162,6 +163,35 @@ def test_a_wrong_later_stage_is_refused_before_the_first_begins(
     )
     assert (code, run.exists()) == (2, False)
     assert "no.jsonl" in (tmp_path / "log").read_text()
+
+
+def run_stage_alone(
+    file: Path, fork_server: ForkServer, folder: Path, *, begun: Sequence[str] = ("imitate",)
+) -> Path:
+    """Train both stages in `folder`, and keep those that have `begun`, as a kill would."""
+    log = folder.with_name("log")
+    here = str(file.parent)
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(folder), output=log, folder=here)
+    assert code == 0, log.read_text()
+    for stage in {"imitate", "rewards"} - set(begun):
+        shutil.rmtree(folder / stage)
+    return folder
+
+
+def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tmp_path: Path):
+    run = run_stage_alone(file, fork_server, tmp_path / "run", begun=("imitate", "rewards")).rename(
+        tmp_path / "moved"
+    )
+    log = tmp_path / "resumed"
+    for command in (
+        ["resume", str(run), "train.num_steps=3"],
+        ["export", str(run), str(tmp_path / "model")],
+    ):
+        code, _ = fork_server.run(*command, output=log)
+        assert code == 0, log.read_text()
+    assert len(metrics(run / "rewards")) == 4
+    # the same model in another folder is no change
+    assert "model.name was" not in log.read_text()
 
 
 def test_other_commands_name_the_stages(file: Path):

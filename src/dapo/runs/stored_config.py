@@ -21,6 +21,7 @@ from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry, template_time_of
+from dapo.runs.stages import has_stages
 
 CODE_FOLDER = "code"
 """Folder of a run directory with the modules of a run that was started from Python."""
@@ -63,7 +64,10 @@ def load_run_config(
         if location.is_file():
             there.append(override(key, str(location)))
     for key, name in _local_models(run_config).items():
-        if started_in is not None and (started_in / name).is_dir():
+        moved_model = _moved_with_stages(run, (started_in or Path.cwd()) / name, made_in)
+        if moved_model is not None:
+            there.append(override(key, str(moved_model)))
+        elif started_in is not None and (started_in / name).is_dir():
             there.append(override(key, str(started_in / name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     # the chat template reads the time of the run's first start
@@ -71,6 +75,18 @@ def load_run_config(
     if time is None:
         return config
     return config.at_time(time)
+
+
+def _moved_with_stages(run: RunDirectory, model: Path, made_in: Any) -> Path | None:
+    """Return the place of an earlier stage's model after the folder of the stages was moved."""
+    folder = run.path.absolute().parent
+    if not isinstance(made_in, str) or not has_stages(folder):
+        return None
+    old_folder = Path(made_in).parent
+    if old_folder == folder or not model.is_relative_to(old_folder):
+        return None
+    moved_model = folder / model.relative_to(old_folder)
+    return moved_model if moved_model.is_dir() else None
 
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:
