@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 import dapo
-from dapo.config import SECTIONS, Config
-from dapo.config.load import load_config
+from dapo.config import SECTIONS, Config, find_config
+from dapo.config.load import load_config, read_options
+from dapo.config.option_fields import options_of
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError
 from dapo.runs.run_reader import find_runs
+from dapo.runs.stages import StagesFolder
 from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 from helpers.tables import for_each_row
@@ -178,6 +180,49 @@ def run_stage_alone(
     return folder
 
 
+def stored_options(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_options_after_resume_change_the_stage_that_begins_and_no_other_one(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    refused = tmp_path / "refused"
+    for place, option in ((run / "imitate", "optim.lr=0.1"), (run, "stages.imitate.optim.lr=0.1")):
+        code, _ = fork_server.run("resume", str(place), option, output=refused)
+        assert code == 2, refused.read_text()
+    assert f"for rewards it is dapo resume {run}/rewards optim.lr=0.1" in refused.read_text()
+    assert "that continues, here rewards" in refused.read_text()
+    code, _ = fork_server.run("resume", str(run), "preset=grpo", output=refused)
+    assert (code, (run / "rewards").exists()) == (2, False)
+    log = tmp_path / "resumed"
+    options = ["train.num_steps=1", "stages.rewards.optim.lr=0.1"]
+    code, _ = fork_server.run("resume", str(run), *options, output=log)
+    assert code == 0, log.read_text()
+    begun = stored_options(run / "rewards")
+    assert (begun["train"]["num_steps"], begun["optim"]["lr"]) == (1, 0.1)
+    # only what the user has set can be without effect
+    assert "rollout.vllm" not in log.read_text()
+
+
+def test_a_stage_that_begins_finds_its_files_where_the_training_was_started(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    rows = [{"prompt": f"{a} + 1", "answer": str(a + 1)} for a in range(9)]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    raw = yaml.safe_load(file.read_text())
+    raw["stages"]["rewards"]["data"]["train"] = "sums.jsonl"
+    file.write_text(yaml.safe_dump(raw, sort_keys=False))
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    log = tmp_path / "resumed"
+    code, _ = fork_server.run("resume", str(run), output=log, folder=str(elsewhere))
+    assert code == 0, log.read_text()
+    assert len(metrics(run / "rewards")) == 3
+
+
 def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tmp_path: Path):
     run = run_stage_alone(file, fork_server, tmp_path / "run", begun=("imitate", "rewards")).rename(
         tmp_path / "moved"
@@ -192,6 +237,21 @@ def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tm
     assert len(metrics(run / "rewards")) == 4
     # the same model in another folder is no change
     assert "model.name was" not in log.read_text()
+
+
+@for_each_row(["name"], [("gsm8k_laptop",), ("tiny",), ("calculator",)])
+def test_stored_options_of_stages_are_those_that_were_set(name: str, tmp_path: Path):
+    raw = read_options(find_config(name))
+    stages = build_stages(raw if "stages" in raw else {**raw, "stages": {"a": {}, "b": {}}})
+    StagesFolder.create(tmp_path, stages)
+    folder = StagesFolder.open(tmp_path)
+    assert folder.stages == stages
+    for stage, built in stages.items():
+        stored = folder.stages[stage].config
+        names = [option for option, _ in options_of()]
+        assert [stored.sets(option) for option in names] == [
+            built.config.sets(option) for option in names
+        ]
 
 
 def test_other_commands_name_the_stages(file: Path):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
+from dapo.config.load import STAGES
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
-from dapo.core.errors import CheckpointError, DataError
+from dapo.core.errors import CheckpointError, ConfigError, DataError
 from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
 from dapo.evaluation.pairing import require_pairable
@@ -23,9 +24,10 @@ from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import ENDED, RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
-from dapo.runs.stages import StagesFolder, stages_around
-from dapo.runs.stored_config import load_run_config, with_start_folder
+from dapo.runs.stages import StagesFolder, has_stages, stages_around
+from dapo.runs.stored_config import load_run_config, stage_config, with_start_folder
 from dapo.start.check import check, read_data
+from dapo.start.fork import require_same_preset
 
 if TYPE_CHECKING:
     from dapo.start.export import Exported
@@ -80,8 +82,13 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
     _train_stages(StagesFolder.create(run_dir, stages))
 
 
-def _train_stages(folder: StagesFolder, overrides: Sequence[str] = ()) -> None:
-    """Train the stages that have not ended; `overrides` change the options of the first of them."""
+def _train_stages(
+    folder: StagesFolder, overrides: Sequence[str] = (), *, named: str | None = None
+) -> None:
+    """Train the stages that have not ended; `overrides` change the options of the first of them.
+
+    Raises ConfigError if that is not the stage that is `named`, and there are overrides.
+    """
     names = list(folder.stages)
     for number, name in enumerate(names, start=1):
         is_last = number == len(names)
@@ -92,21 +99,45 @@ def _train_stages(folder: StagesFolder, overrides: Sequence[str] = ()) -> None:
             print_text(f"stage {number} of {len(names)}, {name}, has ended: {path}")
             continue
         print_text(f"stage {number} of {len(names)}: {name}")
+        changes = _changes_of(name, overrides, folder, named)
         if is_begun:
-            _resume_one(path, overrides, is_last=is_last)
+            _resume_one(path, changes, is_last=is_last)
         else:
-            start_run(folder.config_of(name), run_dir=path, config_name=name, is_last=is_last)
+            config = stage_config(folder, name, changes)
+            require_same_preset(folder.stages[name].config, config, "a stage")
+            start_run(config, run_dir=path, config_name=name, is_last=is_last)
         overrides = ()
         # stopped by a callback, for example: the next stage would train a model that is not ready
         if RunDirectory(path).exit_reason() not in ENDED:
             return
 
 
+def _changes_of(
+    name: str, overrides: Sequence[str], folder: StagesFolder, named: str | None
+) -> list[str]:
+    """Return the overrides of the stage that continues. Raises ConfigError for those of another."""
+    if overrides and named not in (None, name):
+        command = shlex.join(["dapo", "resume", str(folder.run_path(name)), *overrides])
+        raise ConfigError(
+            f"stage {name} continues, and {folder.run_path(str(named))} was named: options change"
+            f" the stage that continues; for {name} it is {command}"
+        )
+    prefix = f"{STAGES}.{name}."
+    changes = [item.removeprefix(prefix) for item in overrides]
+    for item in changes:
+        if item.startswith(f"{STAGES}."):
+            raise ConfigError(
+                f"{item}: dapo resume changes the options of the stage that continues, here {name}"
+            )
+    return changes
+
+
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     stages = stages_around(path)
     if stages is not None:
-        _train_stages(stages, overrides)
+        named = None if has_stages(path) else path.resolve().name
+        _train_stages(stages, overrides, named=named)
         return
     _resume_one(path, overrides)
 

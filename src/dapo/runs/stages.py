@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.config import Config, build_config
+from dapo.config import build_config
 from dapo.config.load import as_literal
 from dapo.config.stages import Stage
 from dapo.core.errors import CheckpointError
@@ -25,50 +25,49 @@ class StagesFolder:
     path: Path
     stages: Mapping[str, Stage]
     """By their names, in their order."""
+    started_in: Path | None = None
+    """The folder in which the training was started; None: an older version has made the file."""
 
     @classmethod
     def create(cls, path: Path, stages: Mapping[str, Stage]) -> "StagesFolder":
         """Write the options of all stages, before the first one begins."""
         stored = {
             name: {
-                "options": as_literal(stage.config.model_dump(mode="json")),
+                # what is not set stays so, or each option counts as one that the user has set
+                "options": as_literal(stage.config.model_dump(mode="json", exclude_unset=True)),
                 "takes_model_from": stage.takes_model_from,
             }
             for name, stage in stages.items()
         }
+        started_in = Path.cwd()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            atomic_write_json(path / STAGES_FILE, {"stages": stored})
+            atomic_write_json(path / STAGES_FILE, {"folder": str(started_in), "stages": stored})
         except OSError as error:
             raise CheckpointError(f"cannot create the folder {path}: {error.strerror}") from None
-        return cls(path, stages)
+        return cls(path, stages, started_in)
 
     @classmethod
     def open(cls, path: Path) -> "StagesFolder":
         """Open a folder of stages. Raises CheckpointError if its file is damaged."""
         file = path / STAGES_FILE
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))["stages"]
+            content = json.loads(file.read_text(encoding="utf-8"))
             stages = {
                 name: Stage(
                     build_config(stage["options"], where=f"{file}, stage {name}"),
                     stage["takes_model_from"],
                 )
-                for name, stage in stored.items()
+                for name, stage in content["stages"].items()
             }
+            folder = content.get("folder")
+            started_in = None if folder is None else Path(folder)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}); train again") from None
-        return cls(path, stages)
+        return cls(path, stages, started_in)
 
     def run_path(self, name: str) -> Path:
         return self.path / name
-
-    def config_of(self, name: str) -> Config:
-        """Return the options of a stage, with the run whose model it trains."""
-        stage = self.stages[name]
-        if stage.takes_model_from is None:
-            return stage.config
-        return stage.config.changed("model", name=str(self.run_path(stage.takes_model_from)))
 
     @property
     def begun_paths(self) -> list[Path]:
