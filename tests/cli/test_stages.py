@@ -239,6 +239,37 @@ def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tm
     assert "model.name was" not in log.read_text()
 
 
+def test_what_has_not_begun_is_named_with_the_command_that_begins_it(
+    file: Path, fork_server: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    advice = f"stage rewards has not begun; begin it with: dapo resume {run}"
+    log = tmp_path / "status"
+    code, _ = fork_server.run("status", str(run), output=log)
+    shown = " ".join(log.read_text().split())
+    assert (code, shown.startswith("finished, step 2/2"), advice in shown) == (0, True, True)
+    for command in (["export", str(run / "rewards"), "m"], ["eval", str(run / "rewards")]):
+        log = tmp_path / command[0]
+        code, _ = fork_server.run(*command, output=log)
+        assert (code, advice in log.read_text()) == (2, True), log.read_text()
+    capsys.readouterr()
+    dapo.resume(run)
+    assert "stage rewards has not begun; the command line begins it" in capsys.readouterr().out
+    # both folders hold something, and say what
+    log = tmp_path / "again"
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(run), output=log)
+    assert (code, f"continue it with `dapo resume {run}`" in log.read_text()) == (2, True)
+    shutil.rmtree(run / "imitate")
+    log = tmp_path / "none"
+    for command in (["doctor", str(run)], ["generate", str(run), "1"]):
+        code, _ = fork_server.run(*command, output=log)
+        assert code == 2, log.read_text()
+    assert log.read_text().count("stage imitate has not begun; begin it with") == 2
+    # as after an error while the first model was loaded: the training may be started again
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(run), output=log)
+    assert code == 0, log.read_text()
+
+
 @for_each_row(["name"], [("gsm8k_laptop",), ("tiny",), ("calculator",)])
 def test_stored_options_of_stages_are_those_that_were_set(name: str, tmp_path: Path):
     raw = read_options(find_config(name))

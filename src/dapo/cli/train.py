@@ -74,7 +74,9 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
 
     Raises DapoError before the first one begins if the options or data of any are wrong.
     """
-    require_new_run(run_dir)
+    # one of which no stage has begun is begun anew, as after an error while the model was loaded
+    if not has_stages(run_dir) or StagesFolder.open(run_dir).begun_paths:
+        require_new_run(run_dir)
     for stage in stages.values():
         is_later_stage = stage.takes_model_from is not None
         with check(stage.config, has_run=is_later_stage) as checked:

@@ -5,6 +5,7 @@ A stage trains the model of the one before. Each is an ordinary run, in a folder
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ class StagesFolder:
         return self.path / name
 
     @property
+    def unbegun(self) -> str | None:
+        """The first stage that has not begun; None: all have."""
+        begun = self.begun_paths
+        return next((name for name in self.stages if self.run_path(name) not in begun), None)
+
+    @property
     def begun_paths(self) -> list[Path]:
         """The runs of the stages that have begun, in their order."""
         paths = [self.run_path(name) for name in self.stages]
@@ -91,12 +98,25 @@ def stages_around(path: Path) -> StagesFolder | None:
     """Return the stages in a folder, or those of which it is one; None: a run of its own."""
     if has_stages(path):
         return StagesFolder.open(path)
-    parent = path.resolve().parent
-    if has_stages(parent):
-        stages = StagesFolder.open(parent)
-        if path.resolve().name in stages.stages:
-            return stages
+    # as it was typed, if that is possible: messages name it
+    for parent in (path.parent, path.resolve().parent):
+        if has_stages(parent):
+            stages = StagesFolder.open(parent)
+            return stages if path.resolve().name in stages.stages else None
     return None
+
+
+def unbegun_advice(path: Path) -> str:
+    """Return which stage of a training has not begun, and the command that begins it.
+
+    `path` is the folder of the stages or of one of them. Empty if all have begun, and for a run of
+    its own.
+    """
+    folder = stages_around(path)
+    if folder is None or folder.unbegun is None:
+        return ""
+    command = f"dapo resume {shlex.quote(str(folder.path))}"
+    return f"stage {folder.unbegun} has not begun; begin it with: {command}"
 
 
 def run_path_of(path: str | os.PathLike[str]) -> Path:
