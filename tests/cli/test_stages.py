@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 import dapo
+from dapo.cli.train import check_stages
 from dapo.config import SECTIONS, Config, find_config
 from dapo.config.load import load_config, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.stages import build_stages
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.runs.run_reader import find_runs
 from dapo.runs.stages import StagesFolder
 from helpers.fork_server import ForkServer
@@ -283,6 +284,32 @@ def test_stored_options_of_stages_are_those_that_were_set(name: str, tmp_path: P
         assert [stored.sets(option) for option in names] == [
             built.config.sets(option) for option in names
         ]
+
+
+def test_problems_that_one_stage_learns_and_another_holds_out_are_counted(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    raw = yaml.safe_load(file.read_text())
+    held_out = str(tmp_path / "held_out.jsonl")
+    rows = [{"prompt": f"{a} + 1", "response": str(a), "answer": str(a)} for a in range(8)]
+    Path(held_out).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    del raw["data"]["eval"]
+    raw["stages"]["imitate"]["data"]["demonstrations"] = held_out
+    raw["stages"]["rewards"]["data"]["eval"] = held_out
+    file.write_text(yaml.safe_dump(raw, sort_keys=False))
+    told = "warning: stage imitate trains on 8 problems that stage rewards holds out"
+    log = tmp_path / "check"
+    code, _ = fork_server.run("check", str(file), output=log)
+    assert (code, told in log.read_text()) == (0, True), log.read_text()
+    # the verdict first; stages have no --probe
+    assert log.read_text().startswith("stage imitate: ok: ")
+    assert "--probe" not in log.read_text()
+    stages = build_stages(raw)
+    assert [note[: len(told)] for note in check_stages(stages)] == [told]
+    alone = build_stages(raw, ["stages.rewards.model=tiny-random"])
+    assert check_stages(alone) == []
+    with pytest.raises(DataError, match=r"stage rewards: no data file no\.jsonl"):
+        check_stages(build_stages(raw, ["stages.rewards.data.train=no.jsonl"]))
 
 
 def test_other_commands_name_the_stages(file: Path):

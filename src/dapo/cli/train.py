@@ -5,7 +5,8 @@ What imports torch is imported when a run is checked, so that wrong options are 
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -15,9 +16,11 @@ from dapo.config import Config
 from dapo.config.load import STAGES
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
-from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError
 from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
+from dapo.core.text import plural
+from dapo.data.sources.rows import prompt_text
 from dapo.evaluation.pairing import require_pairable
 from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
@@ -28,6 +31,7 @@ from dapo.runs.stages import StagesFolder, has_stages, stages_around
 from dapo.runs.stored_config import load_run_config, stage_config, with_start_folder
 from dapo.start.check import check, read_data
 from dapo.start.fork import require_same_preset
+from dapo.start.rows import RunData
 
 if TYPE_CHECKING:
     from dapo.start.export import Exported
@@ -77,11 +81,52 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
     # one of which no stage has begun is begun anew, as after an error while the model was loaded
     if not has_stages(run_dir) or StagesFolder.open(run_dir).begun_paths:
         require_new_run(run_dir)
-    for stage in stages.values():
-        is_later_stage = stage.takes_model_from is not None
-        with check(stage.config, has_run=is_later_stage) as checked:
-            read_data(checked)
+    for note in check_stages(stages):
+        print_text(note)
     _train_stages(StagesFolder.create(run_dir, stages))
+
+
+def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[str]:
+    """Check the options and read the data of all stages; `starts` is that of `check`.
+
+    Returns what an evaluation must not count: held-out problems that an earlier stage trains on.
+    Raises DapoError for the first stage with a fault.
+    """
+    data = dict[str, RunData]()
+    for name, stage in stages.items():
+        is_later_stage = stage.takes_model_from is not None
+        elsewhere = stage.config.uses_ray and not starts
+        with (
+            errors_of_stage(name),
+            check(
+                stage.config, has_run=is_later_stage, starts=starts, elsewhere=elsewhere
+            ) as checked,
+        ):
+            data[name] = read_data(checked)
+    notes = []
+    for name, stage in stages.items():
+        held_out = {prompt_text(problem.prompt) for problem in data[name].held_out}
+        earlier = stage.takes_model_from
+        while earlier is not None:
+            trained = [prompt_text(problem.prompt) for problem in data[earlier].train]
+            count = sum(text in held_out for text in trained)
+            if count:
+                notes.append(
+                    f"warning: stage {earlier} trains on {plural(count, 'problem')} that stage"
+                    f" {name} holds out, and its evaluations count them; with data.eval beside"
+                    " `stages`, each stage leaves them out"
+                )
+            earlier = stages[earlier].takes_model_from
+    return notes
+
+
+@contextmanager
+def errors_of_stage(name: str) -> Iterator[None]:
+    """Add the name of the stage to the block's errors."""
+    try:
+        yield
+    except (ConfigError, DataError, RewardError) as error:
+        raise type(error)(f"stage {name}: {error}") from None
 
 
 def _train_stages(
