@@ -11,12 +11,14 @@ import pytest
 import yaml
 
 import dapo
+from dapo.cli.clean import clean_runs
 from dapo.cli.train import check_stages
 from dapo.config import SECTIONS, Config, find_config
 from dapo.config.load import load_config, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError, DataError
+from dapo.runs.directory import RunDirectory
 from dapo.runs.run_reader import find_runs
 from dapo.runs.stages import StagesFolder
 from helpers.fork_server import ForkServer
@@ -310,6 +312,22 @@ def test_problems_that_one_stage_learns_and_another_holds_out_are_counted(
     assert check_stages(alone) == []
     with pytest.raises(DataError, match=r"stage rewards: no data file no\.jsonl"):
         check_stages(build_stages(raw, ["stages.rewards.data.train=no.jsonl"]))
+
+
+def test_forks_beside_the_stages_are_found_and_clean_takes_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = StagesFolder.create(tmp_path / "runs/a", build_stages(staged(b={}, a={})))
+    runs = [folder.path / name for name in ("b", "a", "a-step2")]
+    for run in runs:
+        RunDirectory.create(run, "", {})
+        (run / "checkpoints/step_000001").mkdir(parents=True)
+        (run / "checkpoints/step_000001/weights.safetensors").write_bytes(b"1234")
+    assert find_runs([folder.path]) == runs[::-1]
+    assert set(find_runs([tmp_path / "runs"])) == set(runs)
+    clean_runs([folder.path], keep="nothing", apply=False, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in shown[:-1]] == [str(run) for run in runs]
 
 
 def test_other_commands_name_the_stages(file: Path):

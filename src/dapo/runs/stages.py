@@ -83,6 +83,13 @@ class StagesFolder:
         return [path for path in paths if os.path.lexists(path / "config.yaml")]
 
     @property
+    def run_paths(self) -> list[Path]:
+        """The runs in the folder: the stages that have begun, in their order, and their forks."""
+        begun = self.begun_paths
+        others = sorted(file.parent for file in self.path.glob("*/config.yaml"))
+        return [*begun, *(path for path in others if path not in begun)]
+
+    @property
     def newest_path(self) -> Path:
         """The run of the last stage that has begun; that of the first one if none has."""
         first = self.run_path(next(iter(self.stages)))
