@@ -35,6 +35,7 @@ from dapo.start.rows import RunData
 
 if TYPE_CHECKING:
     from dapo.start.export import Exported
+    from dapo.start.resume import Ended
 
 MAX_COMMAND_CHARS = 300  # of a command that is proposed; the card has a longer one
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
@@ -144,6 +145,7 @@ def _train_stages(
         has_ended = is_begun and RunDirectory(path).exit_reason() in ENDED
         if has_ended and not is_last:
             print_text(f"stage {number} of {len(names)}, {name}, has ended: {path}")
+            _complete(path)
             continue
         print_text(f"stage {number} of {len(names)}: {name}")
         changes = _changes_of(name, overrides, folder, named)
@@ -157,6 +159,25 @@ def _train_stages(
         # stopped by a callback, for example: the next stage would train a model that is not ready
         if RunDirectory(path).exit_reason() not in ENDED:
             return
+
+
+def _complete(path: Path) -> None:
+    """Write what a kill has kept from a stage that has ended: its curves, smaller checkpoints."""
+    if RunDirectory(path).checkpoints.newest_step() is None:  # `dapo clean` has removed them
+        return
+    from dapo.start.resume import Ended, checked_run
+
+    with checked_run(path, []) as run:
+        if isinstance(run, Ended):
+            _end(run)
+
+
+def _end(run: "Ended") -> None:
+    if run.is_complete:
+        return
+    from dapo.start.run import end_run
+
+    end_run(run.config, run.directory, warn=warn)
 
 
 def _changes_of(
@@ -194,10 +215,7 @@ def _resume_one(path: Path, overrides: Sequence[str], *, is_last: bool = True) -
 
     with checked_run(path, overrides) as run:
         if isinstance(run, Ended):
-            if not run.is_complete:
-                from dapo.start.run import end_run
-
-                end_run(run.config, run.directory, warn=warn)
+            _end(run)
             print_text(run.advice)
             return
         from dapo.start.run import RunCallbacks, ready_to_continue, run_training
