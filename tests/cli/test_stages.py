@@ -1,8 +1,9 @@
 """A configuration with stages: each is a run, which trains the model of the one before."""
 
 import json
+import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,11 +11,16 @@ import pytest
 import yaml
 
 import dapo
-from dapo.config import SECTIONS, Config
-from dapo.config.load import load_config
+from dapo.cli.clean import clean_runs
+from dapo.cli.train import check_stages
+from dapo.config import SECTIONS, Config, find_config
+from dapo.config.load import load_config, read_options
+from dapo.config.option_fields import options_of
 from dapo.config.stages import build_stages
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
+from dapo.runs.directory import RunDirectory
 from dapo.runs.run_reader import find_runs
+from dapo.runs.stages import StagesFolder
 from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 from helpers.tables import for_each_row
@@ -162,6 +168,168 @@ def test_a_wrong_later_stage_is_refused_before_the_first_begins(
     )
     assert (code, run.exists()) == (2, False)
     assert "no.jsonl" in (tmp_path / "log").read_text()
+
+
+def run_stage_alone(
+    file: Path, fork_server: ForkServer, folder: Path, *, begun: Sequence[str] = ("imitate",)
+) -> Path:
+    """Train both stages in `folder`, and keep those that have `begun`, as a kill would."""
+    log = folder.with_name("log")
+    here = str(file.parent)
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(folder), output=log, folder=here)
+    assert code == 0, log.read_text()
+    for stage in {"imitate", "rewards"} - set(begun):
+        shutil.rmtree(folder / stage)
+    return folder
+
+
+def stored_options(run: Path) -> Any:
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def test_options_after_resume_change_the_stage_that_begins_and_no_other_one(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    refused = tmp_path / "refused"
+    for place, option in ((run / "imitate", "optim.lr=0.1"), (run, "stages.imitate.optim.lr=0.1")):
+        code, _ = fork_server.run("resume", str(place), option, output=refused)
+        assert code == 2, refused.read_text()
+    assert f"for rewards it is dapo resume {run}/rewards optim.lr=0.1" in refused.read_text()
+    assert "that continues, here rewards" in refused.read_text()
+    code, _ = fork_server.run("resume", str(run), "preset=grpo", output=refused)
+    assert (code, (run / "rewards").exists()) == (2, False)
+    log = tmp_path / "resumed"
+    curves = run / "imitate/curves.png"
+    curves.unlink()  # as if it was killed before they were drawn
+    options = ["train.num_steps=1", "stages.rewards.optim.lr=0.1"]
+    code, _ = fork_server.run("resume", str(run), *options, output=log)
+    assert (code, curves.is_file()) == (0, True), log.read_text()
+    begun = stored_options(run / "rewards")
+    assert (begun["train"]["num_steps"], begun["optim"]["lr"]) == (1, 0.1)
+    # only what the user has set can be without effect
+    assert "rollout.vllm" not in log.read_text()
+
+
+def test_a_stage_that_begins_finds_its_files_where_the_training_was_started(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    rows = [{"prompt": f"{a} + 1", "answer": str(a + 1)} for a in range(9)]
+    (tmp_path / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    raw = yaml.safe_load(file.read_text())
+    raw["stages"]["rewards"]["data"]["train"] = "sums.jsonl"
+    file.write_text(yaml.safe_dump(raw, sort_keys=False))
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    log = tmp_path / "resumed"
+    code, _ = fork_server.run("resume", str(run), output=log, folder=str(elsewhere))
+    assert code == 0, log.read_text()
+    assert len(metrics(run / "rewards")) == 3
+
+
+def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tmp_path: Path):
+    run = run_stage_alone(file, fork_server, tmp_path / "run", begun=("imitate", "rewards")).rename(
+        tmp_path / "moved"
+    )
+    log = tmp_path / "resumed"
+    for command in (
+        ["resume", str(run), "train.num_steps=3"],
+        ["export", str(run), str(tmp_path / "model")],
+    ):
+        code, _ = fork_server.run(*command, output=log)
+        assert code == 0, log.read_text()
+    assert len(metrics(run / "rewards")) == 4
+    # the same model in another folder is no change
+    assert "model.name was" not in log.read_text()
+
+
+def test_what_has_not_begun_is_named_with_the_command_that_begins_it(
+    file: Path, fork_server: ForkServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = run_stage_alone(file, fork_server, tmp_path / "run")
+    advice = f"stage rewards has not begun; begin it with: dapo resume {run}"
+    log = tmp_path / "status"
+    code, _ = fork_server.run("status", str(run), output=log)
+    shown = " ".join(log.read_text().split())
+    assert (code, shown.startswith("finished, step 2/2"), advice in shown) == (0, True, True)
+    for command in (["export", str(run / "rewards"), "m"], ["eval", str(run / "rewards")]):
+        log = tmp_path / command[0]
+        code, _ = fork_server.run(*command, output=log)
+        assert (code, advice in log.read_text()) == (2, True), log.read_text()
+    capsys.readouterr()
+    dapo.resume(run)
+    assert "stage rewards has not begun; the command line begins it" in capsys.readouterr().out
+    # both folders hold something, and say what
+    log = tmp_path / "again"
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(run), output=log)
+    assert (code, f"continue it with `dapo resume {run}`" in log.read_text()) == (2, True)
+    shutil.rmtree(run / "imitate")
+    log = tmp_path / "none"
+    for command in (["doctor", str(run)], ["generate", str(run), "1"]):
+        code, _ = fork_server.run(*command, output=log)
+        assert code == 2, log.read_text()
+    assert log.read_text().count("stage imitate has not begun; begin it with") == 2
+    # as after an error while the first model was loaded: the training may be started again
+    code, _ = fork_server.run("train", str(file), "--run-dir", str(run), output=log)
+    assert code == 0, log.read_text()
+
+
+@for_each_row(["name"], [("gsm8k_laptop",), ("tiny",), ("calculator",)])
+def test_stored_options_of_stages_are_those_that_were_set(name: str, tmp_path: Path):
+    raw = read_options(find_config(name))
+    stages = build_stages(raw if "stages" in raw else {**raw, "stages": {"a": {}, "b": {}}})
+    StagesFolder.create(tmp_path, stages)
+    folder = StagesFolder.open(tmp_path)
+    assert folder.stages == stages
+    for stage, built in stages.items():
+        stored = folder.stages[stage].config
+        names = [option for option, _ in options_of()]
+        assert [stored.sets(option) for option in names] == [
+            built.config.sets(option) for option in names
+        ]
+
+
+def test_problems_that_one_stage_learns_and_another_holds_out_are_counted(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    raw = yaml.safe_load(file.read_text())
+    held_out = str(tmp_path / "held_out.jsonl")
+    rows = [{"prompt": f"{a} + 1", "response": str(a), "answer": str(a)} for a in range(8)]
+    Path(held_out).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    del raw["data"]["eval"]
+    raw["stages"]["imitate"]["data"]["demonstrations"] = held_out
+    raw["stages"]["rewards"]["data"]["eval"] = held_out
+    file.write_text(yaml.safe_dump(raw, sort_keys=False))
+    told = "warning: stage imitate trains on 8 problems that stage rewards holds out"
+    log = tmp_path / "check"
+    code, _ = fork_server.run("check", str(file), output=log)
+    assert (code, told in log.read_text()) == (0, True), log.read_text()
+    # the verdict first; stages have no --probe
+    assert log.read_text().startswith("stage imitate: ok: ")
+    assert "--probe" not in log.read_text()
+    stages = build_stages(raw)
+    assert [note[: len(told)] for note in check_stages(stages)] == [told]
+    alone = build_stages(raw, ["stages.rewards.model=tiny-random"])
+    assert check_stages(alone) == []
+    with pytest.raises(DataError, match=r"stage rewards: no data file no\.jsonl"):
+        check_stages(build_stages(raw, ["stages.rewards.data.train=no.jsonl"]))
+
+
+def test_forks_beside_the_stages_are_found_and_clean_takes_all_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = StagesFolder.create(tmp_path / "runs/a", build_stages(staged(b={}, a={})))
+    runs = [folder.path / name for name in ("b", "a", "a-step2")]
+    for run in runs:
+        RunDirectory.create(run, "", {})
+        (run / "checkpoints/step_000001").mkdir(parents=True)
+        (run / "checkpoints/step_000001/weights.safetensors").write_bytes(b"1234")
+    assert find_runs([folder.path]) == runs[::-1]
+    assert set(find_runs([tmp_path / "runs"])) == set(runs)
+    clean_runs([folder.path], keep="nothing", apply=False, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in shown[:-1]] == [str(run) for run in runs]
 
 
 def test_other_commands_name_the_stages(file: Path):

@@ -29,7 +29,14 @@ from dapo.evaluation.scores import (
     pass_at_k,
     require_summary,
 )
-from dapo.start.evaluate import EvalRequest, _settings, evaluation_config, evaluation_data
+from dapo.start.evaluate import (
+    EvalRequest,
+    _settings,
+    _width_note,
+    evaluate_model,
+    evaluation_config,
+    evaluation_data,
+)
 from dapo.start.rows import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, FakeJudge
@@ -583,3 +590,32 @@ def test_the_interval_at_the_end_covers_the_true_mean(
         f"k = {samples}, width {width}: {num_problems / 400:.0f} problems, {num_covered / 400:.1%}"
     )
     assert 0.92 <= num_covered / 400 <= 0.98
+
+
+def test_an_output_replaces_an_evaluation_and_nothing_else(tmp_path: Path):
+    output = tmp_path / "data.jsonl"
+    request = EvalRequest("builtin:sums", output=output)
+    for text in (
+        '{"prompt": "1 + 1", "answer": "2"}\n',
+        '{"prompt": "a"}\n{"prompt": "b"}\n',
+        "[1]",
+    ):
+        output.write_text(text)
+        with pytest.raises(ConfigError, match="holds something else than an evaluation"):
+            evaluate_model("no/model", request)
+        assert output.read_text() == text
+    for text in ('{"table": []}', '{"comparison": {}}', ""):
+        output.write_text(text)
+        with pytest.raises(ConfigError, match="no_such_model"):  # the next check
+            evaluate_model("no_such_model", request)
+
+
+def test_all_problems_and_a_wide_interval_are_told():
+    summary = {"problems": 8, "low": 0.409, "high": 0.929}
+    assert _width_note(summary, 4) == (
+        "all 8 problems are judged, and the interval is 52.0 points wide, not 4: more problems or"
+        " more samples per problem narrow it"
+    )
+    assert _width_note(summary, 60) == _width_note(summary, None) == ""
+    assert _width_note({**summary, "until_width": 4}, 4) == ""
+    assert _width_note({**summary, "low": None, "high": None}, 4) == ""

@@ -32,7 +32,8 @@ from dapo.config.load import without_repeats
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
-from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
+from dapo.runs.directory import ENDED, RunDirectory, default_run_path, require_new_run
+from dapo.runs.stages import unbegun_advice
 from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
 
@@ -216,6 +217,9 @@ def resume(
             print_text(in_python(ready.advice))
         else:
             run_training(ready, callbacks.of_run(run))
+    advice = unbegun_advice(run.path)
+    if advice and run.status in ENDED:
+        print_text(in_python(f"this call continues one stage; {advice}"))
     return run
 
 

@@ -9,6 +9,7 @@ from dapo.core.terminal import print_json, print_text
 from dapo.core.text import size
 from dapo.runs.checkpoints import bytes_below, numbered
 from dapo.runs.directory import RunDirectory
+from dapo.runs.stages import StagesFolder, has_stages
 from dapo.runs.stored_config import load_run_config
 
 WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
@@ -19,14 +20,14 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
     """Reduce or remove checkpoints of runs that do not train.
 
     Args:
-        paths: run directories, or folders of them.
+        paths: run directories; the folder of a training in stages stands for all of its runs.
         keep: what stays as it is: a name in WHOLE.
         apply: write the changes; False: list them.
         as_json: print JSON instead of lines.
     """
     if keep not in WHOLE:
         raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
-    runs = [RunDirectory.open(path) for path in paths]
+    runs = [RunDirectory.open(path) for path in _run_paths(paths)]
     if live := [str(run.path) for run in runs if run.holder() is not None]:
         raise CheckpointError(
             f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has"
@@ -70,3 +71,11 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
         print_text(f"{checkpoint['run']}: {removed} of step {checkpoint['step']}: {amount}")
     does = "freed" if apply else "would be freed; nothing was removed, --yes does it"
     print_text(f"{size(total)} {does}" if checkpoints else "nothing to remove")
+
+
+def _run_paths(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs that are named, with those of each training in stages."""
+    run_paths: list[Path] = []
+    for path in paths:
+        run_paths += StagesFolder.open(path).run_paths if has_stages(path) else [path]
+    return run_paths

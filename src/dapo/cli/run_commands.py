@@ -26,7 +26,7 @@ from dapo.cli.arguments import (
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.model_files import DtypeName
-from dapo.core.terminal import print_json, print_text, stdout_to_stderr
+from dapo.core.terminal import print_json, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at
 # once
@@ -267,34 +267,26 @@ def check(
 
     file = find_config(config)
     raw = read_options(file)
-    stages = {}
     if STAGES in raw:
         stages = build_stages(raw, overrides or [], where=str(file))
-        configs = {name: stage.config for name, stage in stages.items()}
-    else:
-        configs = {file.stem: build_config(raw, overrides or [], where=str(file))}
-    if stages and (as_json or probe):
-        raise ConfigError(
-            f"{file} has stages, which are checked without --json and --probe; copy one into a"
-            " file of its own"
-        )
-    from dapo.cli.check.command import check_config
+        if as_json or probe:
+            raise ConfigError(
+                f"{file} has stages, which are checked without --json and --probe; copy one into a"
+                " file of its own"
+            )
+        from dapo.cli.check.stages import check_each
 
-    if probe:
-        keep_freed_memory()  # as in the run
-    shown: dict[str, Any] = {"verbose": verbose, "as_json": as_json}
-    measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    all_fit = True
-    for name, loaded in configs.items():
-        is_later_stage = False
-        if stages:
-            print_text(f"stage {name}")
-            is_later_stage = stages[name].takes_model_from is not None
-        fits = check_config(
-            loaded, path=config, probe=probe, is_later_stage=is_later_stage, **measured, **shown
-        )
-        all_fit = all_fit and fits
-    if not all_fit:
+        fits = check_each(stages, path=config, verbose=verbose)
+    else:
+        loaded = build_config(raw, overrides or [], where=str(file))
+        from dapo.cli.check.command import check_config
+
+        if probe:
+            keep_freed_memory()  # as in the run
+        shown: dict[str, Any] = {"verbose": verbose, "as_json": as_json}
+        measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
+        fits = check_config(loaded, path=config, probe=probe, **measured, **shown)
+    if not fits:
         raise typer.Exit(ConfigError.exit_code)
 
 

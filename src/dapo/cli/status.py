@@ -27,10 +27,11 @@ from dapo.runs.console import (
     start_live,
     step_line,
 )
-from dapo.runs.directory import RunDirectory
+from dapo.runs.directory import ENDED, RunDirectory
 from dapo.runs.manifest import Fork, describe_changes
 from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import read_metrics
+from dapo.runs.stages import stages_around, unbegun_advice
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.time_left import training_seconds
 
@@ -58,8 +59,9 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
             table = _table(statuses, has_disk=False)
         console.print(table)
     for status in statuses:
-        if status.state == "failed":
-            say(console, f"{status.run}: {status.exit_reason}")
+        note = status.exit_reason if status.state == "failed" else _later_stage(status)
+        if note:
+            say(console, f"{status.run}: {note}")
     for path, error in damaged.items():
         say(console, f"{path}: damaged: {error}")
 
@@ -320,9 +322,31 @@ def _reason(status: RunStatus) -> str:
         case "failed":
             return status.exit_reason or ""
         case "solved":
-            return "all problems of a step were solved"
+            facts = ["all problems of a step were solved", _later_stage(status)]
+            return "; ".join(filter(None, facts))
+        case "finished":
+            return _later_stage(status)
         case _:
             return ""
+
+
+def _later_stage(status: RunStatus) -> str:
+    """Return which stage comes after a run that has ended, and the command for it; or nothing.
+
+    Its process may live: the next stage begins after its model is loaded.
+    """
+    if status.state not in ENDED:
+        return ""
+    path = Path(status.run)
+    try:
+        folder = stages_around(path)
+    except DapoError:  # its file is damaged, or of an older version: the run is shown alone
+        return ""
+    if folder is None or folder.newest_path.name != path.resolve().name:
+        return ""
+    if folder.unbegun is None:
+        return ""
+    return f"{unbegun_advice(path)} (unless it is just beginning)"
 
 
 def _steps(status: RunStatus) -> str:

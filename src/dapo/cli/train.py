@@ -5,30 +5,37 @@ What imports torch is imported when a run is checked, so that wrong options are 
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
+from dapo.config.load import STAGES
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
-from dapo.core.errors import CheckpointError, DataError
+from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError
 from dapo.core.model_files import DtypeName
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
+from dapo.core.text import plural
+from dapo.data.sources.rows import prompt_text
 from dapo.evaluation.pairing import require_pairable
 from dapo.runs.checkpoints import has_weights_only, step_of
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import ENDED, RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
-from dapo.runs.stages import StagesFolder, stages_around
-from dapo.runs.stored_config import load_run_config, with_start_folder
+from dapo.runs.stages import StagesFolder, has_stages, stages_around
+from dapo.runs.stored_config import load_run_config, stage_config, with_start_folder
 from dapo.start.check import check, read_data
+from dapo.start.fork import require_same_preset
+from dapo.start.rows import RunData
 
 if TYPE_CHECKING:
     from dapo.start.export import Exported
+    from dapo.start.resume import Ended
 
 MAX_COMMAND_CHARS = 300  # of a command that is proposed; the card has a longer one
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
@@ -72,16 +79,64 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
 
     Raises DapoError before the first one begins if the options or data of any are wrong.
     """
-    require_new_run(run_dir)
-    for stage in stages.values():
-        is_later_stage = stage.takes_model_from is not None
-        with check(stage.config, has_run=is_later_stage) as checked:
-            read_data(checked)
+    # one of which no stage has begun is begun anew, as after an error while the model was loaded
+    if not has_stages(run_dir) or StagesFolder.open(run_dir).begun_paths:
+        require_new_run(run_dir)
+    for note in check_stages(stages):
+        print_text(note)
     _train_stages(StagesFolder.create(run_dir, stages))
 
 
-def _train_stages(folder: StagesFolder, overrides: Sequence[str] = ()) -> None:
-    """Train the stages that have not ended; `overrides` change the options of the first of them."""
+def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[str]:
+    """Check the options and read the data of all stages; `starts` is that of `check`.
+
+    Returns what an evaluation must not count: held-out problems that an earlier stage trains on.
+    Raises DapoError for the first stage with a fault.
+    """
+    data = dict[str, RunData]()
+    for name, stage in stages.items():
+        is_later_stage = stage.takes_model_from is not None
+        elsewhere = stage.config.uses_ray and not starts
+        with (
+            errors_of_stage(name),
+            check(
+                stage.config, has_run=is_later_stage, starts=starts, elsewhere=elsewhere
+            ) as checked,
+        ):
+            data[name] = read_data(checked)
+    notes = []
+    for name, stage in stages.items():
+        held_out = {prompt_text(problem.prompt) for problem in data[name].held_out}
+        earlier = stage.takes_model_from
+        while earlier is not None:
+            trained = [prompt_text(problem.prompt) for problem in data[earlier].train]
+            count = sum(text in held_out for text in trained)
+            if count:
+                notes.append(
+                    f"warning: stage {earlier} trains on {plural(count, 'problem')} that stage"
+                    f" {name} holds out, and its evaluations count them; with data.eval beside"
+                    " `stages`, each stage leaves them out"
+                )
+            earlier = stages[earlier].takes_model_from
+    return notes
+
+
+@contextmanager
+def errors_of_stage(name: str) -> Iterator[None]:
+    """Add the name of the stage to the block's errors."""
+    try:
+        yield
+    except (ConfigError, DataError, RewardError) as error:
+        raise type(error)(f"stage {name}: {error}") from None
+
+
+def _train_stages(
+    folder: StagesFolder, overrides: Sequence[str] = (), *, named: str | None = None
+) -> None:
+    """Train the stages that have not ended; `overrides` change the options of the first of them.
+
+    Raises ConfigError if that is not the stage that is `named`, and there are overrides.
+    """
     names = list(folder.stages)
     for number, name in enumerate(names, start=1):
         is_last = number == len(names)
@@ -90,23 +145,67 @@ def _train_stages(folder: StagesFolder, overrides: Sequence[str] = ()) -> None:
         has_ended = is_begun and RunDirectory(path).exit_reason() in ENDED
         if has_ended and not is_last:
             print_text(f"stage {number} of {len(names)}, {name}, has ended: {path}")
+            _complete(path)
             continue
         print_text(f"stage {number} of {len(names)}: {name}")
+        changes = _changes_of(name, overrides, folder, named)
         if is_begun:
-            _resume_one(path, overrides, is_last=is_last)
+            _resume_one(path, changes, is_last=is_last)
         else:
-            start_run(folder.config_of(name), run_dir=path, config_name=name, is_last=is_last)
+            config = stage_config(folder, name, changes)
+            require_same_preset(folder.stages[name].config, config, "a stage")
+            start_run(config, run_dir=path, config_name=name, is_last=is_last)
         overrides = ()
         # stopped by a callback, for example: the next stage would train a model that is not ready
         if RunDirectory(path).exit_reason() not in ENDED:
             return
 
 
+def _complete(path: Path) -> None:
+    """Write what a kill has kept from a stage that has ended: its curves, smaller checkpoints."""
+    if RunDirectory(path).checkpoints.newest_step() is None:  # `dapo clean` has removed them
+        return
+    from dapo.start.resume import Ended, checked_run
+
+    with checked_run(path, []) as run:
+        if isinstance(run, Ended):
+            _end(run)
+
+
+def _end(run: "Ended") -> None:
+    if run.is_complete:
+        return
+    from dapo.start.run import end_run
+
+    end_run(run.config, run.directory, warn=warn)
+
+
+def _changes_of(
+    name: str, overrides: Sequence[str], folder: StagesFolder, named: str | None
+) -> list[str]:
+    """Return the overrides of the stage that continues. Raises ConfigError for those of another."""
+    if overrides and named not in (None, name):
+        command = shlex.join(["dapo", "resume", str(folder.run_path(name)), *overrides])
+        raise ConfigError(
+            f"stage {name} continues, and {folder.run_path(str(named))} was named: options change"
+            f" the stage that continues; for {name} it is {command}"
+        )
+    prefix = f"{STAGES}.{name}."
+    changes = [item.removeprefix(prefix) for item in overrides]
+    for item in changes:
+        if item.startswith(f"{STAGES}."):
+            raise ConfigError(
+                f"{item}: dapo resume changes the options of the stage that continues, here {name}"
+            )
+    return changes
+
+
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     stages = stages_around(path)
     if stages is not None:
-        _train_stages(stages, overrides)
+        named = None if has_stages(path) else path.resolve().name
+        _train_stages(stages, overrides, named=named)
         return
     _resume_one(path, overrides)
 
@@ -116,10 +215,7 @@ def _resume_one(path: Path, overrides: Sequence[str], *, is_last: bool = True) -
 
     with checked_run(path, overrides) as run:
         if isinstance(run, Ended):
-            if not run.is_complete:
-                from dapo.start.run import end_run
-
-                end_run(run.config, run.directory, warn=warn)
+            _end(run)
             print_text(run.advice)
             return
         from dapo.start.run import RunCallbacks, ready_to_continue, run_training

@@ -19,7 +19,7 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text, open_no_link, read_json, remove
 from dapo.runs.checkpoints import METRICS_FILE, PROBLEM_STATS_FILE, Checkpoints, numbered, step_of
 from dapo.runs.metrics_file import read_metrics, truncate_after
-from dapo.runs.stages import run_path_of
+from dapo.runs.stages import STAGES_FILE, run_path_of, unbegun_advice
 
 _LOCK_ATTEMPTS = 5
 _LOCK_INTERVAL_S = 0.05
@@ -144,7 +144,8 @@ class RunDirectory:
         run = cls(run_path_of(path))
         path = run.path
         if not os.path.isdir(path):
-            raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
+            advice = unbegun_advice(path) or "expected one that `dapo train` made"
+            raise CheckpointError(f"no run directory {path}; {advice}")
         try:
             entries = {entry.name: entry for entry in os.scandir(path)}
         except OSError as error:
@@ -330,6 +331,12 @@ class RunDirectory:
                 advice = f", which {process} is training; follow it with `dapo status {typed}`"
             raise CheckpointError(
                 f"{self.path} already holds a run{advice} or choose another --run-dir"
+            )
+        if STAGES_FILE in names:
+            typed_path = shlex.quote(str(self.path))
+            raise CheckpointError(
+                f"{self.path} already holds a training in stages; continue it with `dapo resume"
+                f" {typed_path}` or choose another --run-dir"
             )
         # what a start writes before the configuration, if it was killed
         expected = {"lock", self.manifest.name, self.tokenizer.name, *prepared}

@@ -316,8 +316,7 @@ def provenance_diff(
             # paths say where data lies; its content has a fingerprint
             if old == new or is_expected or _PATHS.fullmatch(name):
                 continue
-            # a resume names a folder from the root
-            if name in _MODELS and str(new).endswith(f"/{Path(str(old))}"):
+            if name in _MODELS and _is_same_model(Path(str(old)), Path(str(new))):
                 continue
             # a constant rate, then or now: optim.schedule differs
             if name == _END_OF_DECAY and (old is None or new is None):
@@ -332,6 +331,17 @@ def provenance_diff(
                 )
             lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; {effect}")
     return lines
+
+
+def _is_same_model(old: Path, new: Path) -> bool:
+    """Return True if two paths name one model: from the root, or in a folder that was moved.
+
+    The name of an exported checkpoint has a checksum of its counts.
+    """
+    if str(new).endswith(f"/{old}"):
+        return True
+    is_exported = old.parent.name == RunDirectory(old).exported_folder.name
+    return is_exported and old.parts[-3:] == new.parts[-3:]
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:

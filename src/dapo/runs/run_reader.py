@@ -171,7 +171,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     named_paths: list[Path] = []
     for path in paths:
         if has_stages(path):
-            named_paths += StagesFolder.open(path).begun_paths[::-1]
+            named_paths += StagesFolder.open(path).run_paths[::-1]
         elif RunDirectory.is_run(path) or not os.path.isdir(path):
             named_paths.append(path)
         else:
@@ -216,11 +216,11 @@ def _runs_inside(folder: Path) -> list[Path]:
 
 
 def _begun_in(folder: Path) -> list[Path]:
-    """Return the begun runs of a training in stages, also if its file is damaged or of an older
+    """Return the runs of a training in stages, also if its file is damaged or of an older
     version: among others it must not hide them.
     """
     try:
-        return StagesFolder.open(folder).begun_paths
+        return StagesFolder.open(folder).run_paths
     except DapoError:
         return sorted(config.parent for config in folder.glob("*/config.yaml"))
 

@@ -5,11 +5,12 @@ A stage trains the model of the one before. Each is an ordinary run, in a folder
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo.config import Config, build_config
+from dapo.config import build_config
 from dapo.config.load import as_literal
 from dapo.config.stages import Stage
 from dapo.core.errors import CheckpointError
@@ -25,56 +26,68 @@ class StagesFolder:
     path: Path
     stages: Mapping[str, Stage]
     """By their names, in their order."""
+    started_in: Path | None = None
+    """The folder in which the training was started; None: an older version has made the file."""
 
     @classmethod
     def create(cls, path: Path, stages: Mapping[str, Stage]) -> "StagesFolder":
         """Write the options of all stages, before the first one begins."""
         stored = {
             name: {
-                "options": as_literal(stage.config.model_dump(mode="json")),
+                # what is not set stays so, or each option counts as one that the user has set
+                "options": as_literal(stage.config.model_dump(mode="json", exclude_unset=True)),
                 "takes_model_from": stage.takes_model_from,
             }
             for name, stage in stages.items()
         }
+        started_in = Path.cwd()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            atomic_write_json(path / STAGES_FILE, {"stages": stored})
+            atomic_write_json(path / STAGES_FILE, {"folder": str(started_in), "stages": stored})
         except OSError as error:
             raise CheckpointError(f"cannot create the folder {path}: {error.strerror}") from None
-        return cls(path, stages)
+        return cls(path, stages, started_in)
 
     @classmethod
     def open(cls, path: Path) -> "StagesFolder":
         """Open a folder of stages. Raises CheckpointError if its file is damaged."""
         file = path / STAGES_FILE
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))["stages"]
+            content = json.loads(file.read_text(encoding="utf-8"))
             stages = {
                 name: Stage(
                     build_config(stage["options"], where=f"{file}, stage {name}"),
                     stage["takes_model_from"],
                 )
-                for name, stage in stored.items()
+                for name, stage in content["stages"].items()
             }
+            folder = content.get("folder")
+            started_in = None if folder is None else Path(folder)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{file} is damaged ({error}); train again") from None
-        return cls(path, stages)
+        return cls(path, stages, started_in)
 
     def run_path(self, name: str) -> Path:
         return self.path / name
 
-    def config_of(self, name: str) -> Config:
-        """Return the options of a stage, with the run whose model it trains."""
-        stage = self.stages[name]
-        if stage.takes_model_from is None:
-            return stage.config
-        return stage.config.changed("model", name=str(self.run_path(stage.takes_model_from)))
+    @property
+    def unbegun(self) -> str | None:
+        """The first stage that has not begun; None: all have."""
+        begun = self.begun_paths
+        return next((name for name in self.stages if self.run_path(name) not in begun), None)
 
     @property
     def begun_paths(self) -> list[Path]:
         """The runs of the stages that have begun, in their order."""
         paths = [self.run_path(name) for name in self.stages]
         return [path for path in paths if os.path.lexists(path / "config.yaml")]
+
+    @property
+    def run_paths(self) -> list[Path]:
+        """The runs in the folder: the stages that have begun, in their order, and their forks."""
+        begun = self.begun_paths
+        others = sorted(file.parent for file in self.path.glob("*/config.yaml"))
+        return [*begun, *(path for path in others if path not in begun)]
 
     @property
     def newest_path(self) -> Path:
@@ -92,12 +105,25 @@ def stages_around(path: Path) -> StagesFolder | None:
     """Return the stages in a folder, or those of which it is one; None: a run of its own."""
     if has_stages(path):
         return StagesFolder.open(path)
-    parent = path.resolve().parent
-    if has_stages(parent):
-        stages = StagesFolder.open(parent)
-        if path.resolve().name in stages.stages:
-            return stages
+    # as it was typed, if that is possible: messages name it
+    for parent in (path.parent, path.resolve().parent):
+        if has_stages(parent):
+            stages = StagesFolder.open(parent)
+            return stages if path.resolve().name in stages.stages else None
     return None
+
+
+def unbegun_advice(path: Path) -> str:
+    """Return which stage of a training has not begun, and the command that begins it.
+
+    `path` is the folder of the stages or of one of them. Empty if all have begun, and for a run of
+    its own.
+    """
+    folder = stages_around(path)
+    if folder is None or folder.unbegun is None:
+        return ""
+    command = f"dapo resume {shlex.quote(str(folder.path))}"
+    return f"stage {folder.unbegun} has not begun; begin it with: {command}"
 
 
 def run_path_of(path: str | os.PathLike[str]) -> Path:

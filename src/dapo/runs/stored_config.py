@@ -9,9 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config, dump_config, load_config
+from dapo.config import Config, build_config, dump_config, load_config
 from dapo.config.data_spec import FileSource, parse_spec, paths_in
-from dapo.config.load import override, override_values, read_options, without_repeats
+from dapo.config.load import (
+    as_literal,
+    override,
+    override_values,
+    read_options,
+    without_repeats,
+)
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
@@ -21,6 +27,7 @@ from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry, template_time_of
+from dapo.runs.stages import StagesFolder, has_stages
 
 CODE_FOLDER = "code"
 """Folder of a run directory with the modules of a run that was started from Python."""
@@ -63,7 +70,10 @@ def load_run_config(
         if location.is_file():
             there.append(override(key, str(location)))
     for key, name in _local_models(run_config).items():
-        if started_in is not None and (started_in / name).is_dir():
+        moved_model = _moved_with_stages(run, (started_in or Path.cwd()) / name, made_in)
+        if moved_model is not None:
+            there.append(override(key, str(moved_model)))
+        elif started_in is not None and (started_in / name).is_dir():
             there.append(override(key, str(started_in / name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     # the chat template reads the time of the run's first start
@@ -71,6 +81,42 @@ def load_run_config(
     if time is None:
         return config
     return config.at_time(time)
+
+
+def _moved_with_stages(run: RunDirectory, model: Path, made_in: Any) -> Path | None:
+    """Return the place of an earlier stage's model after the folder of the stages was moved."""
+    folder = run.path.absolute().parent
+    if not isinstance(made_in, str) or not has_stages(folder):
+        return None
+    old_folder = Path(made_in).parent
+    if old_folder == folder or not model.is_relative_to(old_folder):
+        return None
+    moved_model = folder / model.relative_to(old_folder)
+    return moved_model if moved_model.is_dir() else None
+
+
+def stage_config(folder: StagesFolder, name: str, overrides: Sequence[str] = ()) -> Config:
+    """Return the options of a stage that begins, with the run whose model it trains.
+
+    Data files and models are found as those of a run: where the training was started, then in the
+    current folder. Raises ConfigError for overrides that do not fit.
+    """
+    stage = folder.stages[name]
+    config = stage.config
+    started_in = folder.started_in
+    there: list[str] = []
+    if started_in is not None and started_in != Path.cwd():
+        for key, path in config.data.paths.items():
+            if (started_in / path).is_file():
+                there.append(override(key, str(started_in / path)))
+        for key, model in _local_models(config).items():
+            if (started_in / model).is_dir():
+                there.append(override(key, str(started_in / model)))
+    if stage.takes_model_from is not None:
+        there.append(override("model.name", str(folder.run_path(stage.takes_model_from))))
+    options = as_literal(config.model_dump(mode="json", exclude_unset=True))
+    changes = [*there, *without_old_options(overrides)]
+    return build_config(options, changes, where=f"stage {name}")
 
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:

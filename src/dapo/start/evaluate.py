@@ -24,7 +24,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
-from dapo.evaluation.scores import EvaluationPlan, evaluation_plan, require_summary
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, evaluation_plan, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
@@ -241,9 +241,31 @@ def _evaluate(
         "model": model,
         "data": request.data or data,
         **summary,
-        **result.summary(),
+        **_summary_of(result, request.until_width),
         "table": result.table(),
     }
+
+
+def _summary_of(result: Evaluation, until_width: float | None) -> dict[str, Any]:
+    """Return the summary of an evaluation, and print if its interval is too wide."""
+    summary = result.summary()
+    note = _width_note(summary, until_width)
+    if note:
+        print_text(note)
+    return summary
+
+
+def _width_note(summary: Mapping[str, Any], until_width: float | None) -> str:
+    """Say that all problems were judged before the interval was narrow enough; or nothing."""
+    if until_width is None or "until_width" in summary or summary["low"] is None:
+        return ""
+    points = 100 * (summary["high"] - summary["low"])
+    if points <= until_width:
+        return ""
+    return (
+        f"all {summary['problems']} problems are judged, and the interval is {points:.1f} points"
+        f" wide, not {until_width:g}: more problems or more samples per problem narrow it"
+    )
 
 
 def _server_sampler(
@@ -383,8 +405,24 @@ def _require_writable(output: Path | None) -> None:
     try:
         if output is not None:
             require_new(output, force=True)
+            if output.exists() and not _is_result(output):
+                raise ConfigError(
+                    f"{output} holds something else than an evaluation, and would be replaced;"
+                    " choose another name"
+                )
     except ConfigError as error:
         raise ConfigError(f"--output {error}") from None
+
+
+def _is_result(path: Path) -> bool:
+    """Return True if a file has an evaluation or a comparison, or nothing."""
+    if path.stat().st_size == 0:
+        return True
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):  # too large, or no JSON
+        return False
+    return isinstance(content, dict) and ("table" in content or "comparison" in content)
 
 
 def _journal_path(output: Path | None, infix: str = "") -> Path | None:

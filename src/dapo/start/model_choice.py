@@ -9,6 +9,7 @@ from dapo.core.terminal import warn
 from dapo.core.text import did_you_mean
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
+from dapo.runs.stages import unbegun_advice
 from dapo.runs.stored_config import load_run_config
 from dapo.start.check import require_model
 
@@ -70,7 +71,12 @@ def choose_model(name: str | Path, *, step: int | None = None) -> ModelChoice:
 
 
 def _require_no_missing_run(path: Path) -> None:
-    """Raise CheckpointError for a missing path in a folder of runs, which reads like a hub id."""
+    """Raise CheckpointError for a missing path in a folder of runs, which reads like a hub id.
+
+    So it does for a training of which no stage has begun, and for a stage that has not.
+    """
+    if advice := unbegun_advice(path):
+        raise CheckpointError(f"there is no run {path}; {advice}")
     if path.exists() or path.parent == Path():
         return
     runs = sorted(config.parent.name for config in path.parent.glob("*/config.yaml"))

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dapo.analysis.probe import Probe
 
 
+PROBE_ADVICE = "; --probe measures the time"
+"""The end of a verdict without a probe."""
+
+
 @dataclass(frozen=True)
 class CheckedFacts:
     """What is known of a configuration before it runs."""
@@ -97,7 +101,7 @@ class CheckedFacts:
         if disk is not None:
             facts.append(f"{size(sum(disk.values()))} of disk")
         if probe is None:
-            return f"ok: {', '.join(facts)}; --probe measures the time"
+            return f"ok: {', '.join(facts)}{PROBE_ADVICE}"
         seconds = run_seconds(self, probe)
         facts.append("unknown time" if seconds is None else f"about {_minutes(seconds)}")
         signal = round(probe.kept * probe.problems)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.analysis.check.facts import CheckedFacts, check_as_json, run_seconds
+from dapo.analysis.check.facts import PROBE_ADVICE, CheckedFacts, check_as_json, run_seconds
 from dapo.analysis.check.summary import (
     explain,
     in_short,
@@ -35,6 +35,7 @@ def check_config(
     against: Path | None,
     verbose: bool,
     as_json: bool,
+    stage: str | None = None,
     is_later_stage: bool = False,
 ) -> bool:
     """Describe a configuration, the verdict first; return True if it can run.
@@ -48,6 +49,7 @@ def check_config(
         against: a run whose first steps are compared with the probe.
         verbose: print everything that is known.
         as_json: print JSON instead of lines.
+        stage: the name of the stage that it is; None: a run of its own.
         is_later_stage: it trains the model of an earlier stage.
     """
     result: dict[str, Any] = {}
@@ -71,7 +73,7 @@ def check_config(
                 result["verdict"] = facts.verdict(measured[1])
                 result["seconds"] = run_seconds(facts, measured[1])
         else:
-            _print_lines(facts, path, measured, against, verbose=verbose)
+            _print_lines(facts, path, measured, against, verbose=verbose, stage=stage)
     if as_json:
         print_json(result)
     return not facts.faults
@@ -84,6 +86,7 @@ def _print_lines(
     against: Path | None,
     *,
     verbose: bool,
+    stage: str | None,
 ) -> None:
     """Print the verdict and the problems, then what a first look needs, or all (`verbose`)."""
     from dapo.analysis.check.estimate import hardware_profile_for
@@ -91,7 +94,10 @@ def _print_lines(
 
     console = SafeConsole()
     probe = None if measured is None else measured[1]
-    say(console, facts.verdict(probe), style="bold")
+    verdict = facts.verdict(probe)
+    if stage is not None:
+        verdict = f"stage {stage}: {verdict.removesuffix(PROBE_ADVICE)}"  # stages have no --probe
+    say(console, verdict, style="bold")
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         say(console, f"fork of {fork.describe()}")
     for fault in facts.faults:
