@@ -11,9 +11,10 @@ from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
-from dapo.data.demonstrations import LABEL, RESPONSE_COLUMNS, SYSTEM_COLUMNS
+from dapo.data.demonstrations import LABEL, RESPONSE_COLUMNS
 from dapo.data.prepare.decontaminate import find_contaminated
 from dapo.data.problems import load_problems
+from dapo.data.question_parts import SYSTEM_COLUMNS
 from dapo.data.sources.rows import CONVERSATION_COLUMNS, json_value
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation
