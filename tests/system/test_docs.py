@@ -14,8 +14,8 @@ import typer
 import yaml
 
 from dapo.cli.main import app
-from dapo.config import SECTIONS, build_config, load_config
-from dapo.config.load import STAGES
+from dapo.config import SECTIONS, build_config
+from dapo.config.load import STAGES, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS
 from dapo.config.stages import build_stages
@@ -29,13 +29,15 @@ PAGES = {
 }
 COMMAND_LINE: Any = typer.main.get_command(app)
 OPTIONS = {name for name, _ in options_of()}
+SHIPPED = {path.stem: path for path in (ROOT / "configs").glob("*.yaml")}
+"""The shipped configurations by their short names."""
 THEIRS = {
     "docs/coming_from.md": {
         row.name.removesuffix(".*") for rows in COUNTERPARTS.values() for row in rows
     }
 }
 """Options of other systems, on the page about them."""
-FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
+FREE = ("reward.options.", "data.train.", "data.eval.", "data.demonstrations.", "reward.verifier.")
 """Below these a user's own names stand."""
 FILES = (".py", ".json", ".jsonl", ".parquet", ".yaml", ".md", ".png")
 COMMANDS = ("", "sh", "bash", "console")
@@ -123,12 +125,16 @@ def _fault_of(words: list[str]) -> str | None:
         word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value
     ]
     overrides = [word for word in rest if re.match(r"[a-z_]+(\.\w+)*=", word)]
-    config = next((word for word in rest if word.startswith("configs/")), None)
+    config = next((word for word in rest if word.startswith("configs/") or word in SHIPPED), None)
     try:
-        if config is not None:
-            load_config(ROOT / config, overrides)
-        else:
+        if config is None:
             build_config(ANY, overrides)
+            return None
+        options = read_options(SHIPPED.get(config, ROOT / config))
+        if STAGES in options:
+            build_stages(options, overrides)
+        else:
+            build_config(options, overrides)
     except ConfigError as error:
         return f"dapo {' '.join(words)}: {error}"
     return None
@@ -232,6 +238,8 @@ make nothing
 dapo train configs/none.yaml
 dapo train configs/tiny.yaml loss.clip_hihg=0.3    # a comment
 dapo resume RUN_DIR [key=value ...]
+dapo train gsm8k_laptop stages.rewards.data.train.path=train.jsonl
+dapo train gsm8k_laptop stages.reward.optim.lr=1
 ```
 """
     assert unknown_options(page) == ["loss.clip_hihg", "rollout.vllm.cache"]
@@ -239,6 +247,7 @@ dapo resume RUN_DIR [key=value ...]
     assert [fault.split(":")[0] for fault in bad_commands(page)] == [
         "dapo train configs/none.yaml",
         "dapo train configs/tiny.yaml loss.clip_hihg=0.3",
+        "dapo train gsm8k_laptop stages.reward.optim.lr=1",
         "no command trian x.yaml",
         "dapo train x.yaml --run-dri y",
     ]
