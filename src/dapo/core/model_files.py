@@ -14,6 +14,7 @@ CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 DtypeName: TypeAlias = Literal["auto", "bfloat16", "float32", "float64"]
+_SHOWN_FOLDERS = 3
 
 
 def require_new_folder(out: Path) -> None:
@@ -45,6 +46,7 @@ def require_model_files(name: str) -> str | Path:
     if not (path / CONFIG_FILE).is_file():
         raise ConfigError(
             f"model {name!r} is not a Hugging Face model directory: it has no config.json"
+            f"{_named_folders(path)}"
         )
     try:
         json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -57,6 +59,17 @@ def require_model_files(name: str) -> str | Path:
                 " directory"
             )
     return path
+
+
+def _named_folders(path: Path) -> str:
+    """Name the first folders in a directory, of which a run or a model may be meant."""
+    folders = sorted(str(entry) for entry in path.iterdir() if entry.is_dir())
+    if not folders:
+        return ""
+    shown = ", ".join(folders[:_SHOWN_FOLDERS])
+    if len(folders) > _SHOWN_FOLDERS:
+        shown += f" and {len(folders) - _SHOWN_FOLDERS} more"
+    return f"; it holds {shown}: name the run or the model that you mean"
 
 
 def require_hub_model(name: str) -> None:
