@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from dapo.config.data_spec import parse_spec
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
+from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import load_problems, remove_overlap, unique_problems
 from dapo.types import Problem
 
@@ -43,6 +46,30 @@ def test_held_out_texts_leave_the_training_set_however_they_are_laid_out():
 def test_without_held_out_problems_everything_is_kept():
     train = [problem("p"), problem("p")]
     assert remove_overlap(train, []) == (train, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "num_warnings"),
+    [("<<.*?>>", 0), (r"\[\[.*?\]\]", 1), (None, 0)],
+)
+def test_a_pattern_that_deletes_nothing_is_named(
+    tmp_path: Path, pattern: str | None, num_warnings: int
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"question": "1+1?", "answer": "two"}\n{"question": "2+2?", "answer": "<<2+2=4>>4"}\n'
+    )
+    spec = {"path": str(path), "prompt": "question", "answer": "answer", "remove": pattern}
+    mixed = {"mix": {"marked": {key: value for key, value in spec.items() if value is not None}}}
+    expected = [
+        f"remove={pattern!r} matches in none of the 2 answers of rows, so nothing is deleted;"
+        " correct the pattern, or leave it out"
+    ][:num_warnings]
+    problem_warnings: list[str] = []
+    load_problems(mixed, warnings=problem_warnings)
+    assert problem_warnings == expected
+    _, demonstration_warnings = load_demonstrations(parse_spec(mixed))
+    assert demonstration_warnings == [f"data.demonstrations: {line}" for line in expected]
 
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="the package datasets is installed")

@@ -54,7 +54,8 @@ def import_(
     report = None if invalid is None else out.with_name(f"{out.name}.removed.jsonl")
     files = [out] if report is None else [out, report]
     require_new_data(*files, force=force)
-    problems = _read(spec, invalid=invalid)
+    warnings: list[str] = []
+    problems = _read(spec, invalid=invalid, warnings=warnings)
     write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
     conflicts = conflicting_answers(problems)
     counts = {
@@ -68,6 +69,8 @@ def import_(
         _report(as_json, spec, "", counts, *files)
         return
     print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
+    for warning in warnings:
+        print_text(warning)
     if invalid:
         print_text(f"{plural(len(invalid), 'row')} left out; {report} lists the reasons")
     if conflicts:

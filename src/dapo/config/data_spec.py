@@ -1,8 +1,9 @@
 """Data specs: the values of `data.train` and `data.eval`, parsed into typed sources."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -78,6 +79,20 @@ class Columns:
     def cleaned(self, answer: str) -> str:
         """Return an answer without what `remove` matches."""
         return answer if self.remove is None else re.sub(self.remove, "", answer)
+
+
+@dataclass(frozen=True)
+class CountingColumns(Columns):
+    """Columns that count the answers which they have cleaned."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # the keys are `read` and `changed`
+
+    def cleaned(self, answer: str) -> str:
+        """Return an answer without what `remove` matches, and count it."""
+        cleaned_answer = super().cleaned(answer)
+        self.counts["read"] += 1
+        self.counts["changed"] += cleaned_answer != answer
+        return cleaned_answer
 
 
 ANY_COLUMNS = Columns()

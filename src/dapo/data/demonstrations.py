@@ -53,14 +53,17 @@ def turns_of(demonstration: Problem) -> Sequence[Message]:
 
 
 def load_demonstrations(source: Source) -> tuple[list[Problem], list[str]]:
-    """Return all demonstrations of a data source, and warnings about columns that are not read.
+    """Return all demonstrations of a data source, and warnings about what is not read of it.
 
     Raises DataError as `load_problems` does.
     """
     unread = Counter[str]()
-    demonstrations = load_problems(source, convert=partial(demonstration_from_row, unread=unread))
-    lines = describe_unshown_parts(unread, len(demonstrations))
-    return demonstrations, [f"data.demonstrations: {line}" for line in lines]
+    warnings: list[str] = []
+    demonstrations = load_problems(
+        source, convert=partial(demonstration_from_row, unread=unread), warnings=warnings
+    )
+    warnings += describe_unshown_parts(unread, len(demonstrations))
+    return demonstrations, [f"data.demonstrations: {line}" for line in warnings]
 
 
 def demonstration_from_row(

@@ -2,11 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import islice, zip_longest
 from typing import Any
 
-from dapo.config.data_spec import FileSource, HubSource, MixSource, Source, TaskSource, parse_spec
+from dapo.config.data_spec import (
+    Columns,
+    CountingColumns,
+    FileSource,
+    HubSource,
+    MixSource,
+    Source,
+    TaskSource,
+    parse_spec,
+)
 from dapo.core.errors import DataError
 from dapo.data.begun import episode_name
 from dapo.data.sources.builtin import Split, builtin_problems
@@ -30,6 +39,7 @@ def load_problems(
     invalid: list[DataError] | None = None,
     convert: Callable[..., Problem] = problem_from_row,
     texts: dict[str, str] | None = None,
+    warnings: list[str] | None = None,
 ) -> list[Problem]:
     """Return all problems that `spec` names, in order; at least one.
 
@@ -51,6 +61,7 @@ def load_problems(
         invalid: gets the errors of rows that cannot be used, which are then left out.
         convert: makes a problem of a row (`problem_from_row`, `demonstration_from_row`).
         texts: gets the columns whose values became texts, each with the type that they had.
+        warnings: gets a line for each source whose pattern `remove` matches in no answer.
 
     Raises:
         DataError: nothing can be read; without `invalid` also for rows that cannot be used, of
@@ -67,12 +78,19 @@ def load_problems(
             invalid=invalid,
             convert=convert,
             texts=texts,
+            warnings=warnings,
         )
     if isinstance(source, TaskSource):
         return _generated(source, split)
     errors: list[DataError] = []
-    rows = _read(source, errors, convert, require_answer=require_answer, texts=texts)
+    columns = CountingColumns(*astuple(source.columns))
+    rows = _read(source, columns, errors, convert, require_answer=require_answer, texts=texts)
     problems = list(islice(rows, source.size))
+    if warnings is not None and columns.remove is not None and not columns.counts["changed"]:
+        warnings.append(
+            f"remove={columns.remove!r} matches in none of the {columns.counts['read']:,} answers of"
+            f" {source.label}, so nothing is deleted; correct the pattern, or leave it out"
+        )
     if not problems and errors:
         raise errors[0]
     if not problems:
@@ -156,6 +174,7 @@ def _round_robin(parts: Sequence[Sequence[Problem]]) -> list[Problem]:
 
 def _read(
     source: FileSource | HubSource,
+    columns: Columns,
     errors: list[DataError],
     convert: Callable[..., Problem],
     *,
@@ -181,7 +200,7 @@ def _read(
                 row,
                 where=where,
                 source=name,
-                columns=source.columns,
+                columns=columns,
                 require_answer=require_answer,
             )
         except DataError as error:

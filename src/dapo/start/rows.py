@@ -66,10 +66,18 @@ def load_rows(
     assert source is not None
     reward = RewardSpec.of(verifier.verifier, options=verifier.options)
     texts: dict[str, str] = {}
-    rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
+    unmatched: list[str] = []
+    rows = load_problems(
+        source,
+        split=split,
+        require_answer=reward.reads_answer,
+        texts=texts,
+        warnings=unmatched,
+    )
     where = f"data.{split}"
     require_columns(rows, columns, where=where)
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
+    warnings += [f"{where}: {line}" for line in unmatched]
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer:
