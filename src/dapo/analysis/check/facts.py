@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dapo.analysis.check.summary import DataFacts, data_facts
 from dapo.config import Config
 from dapo.config.option_fields import changed_paper_values
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.memory import GIB
 from dapo.core.text import plural, size
 from dapo.start.check import Checked
@@ -35,6 +35,7 @@ class CheckedFacts:
     num_removed: int  # the training problems that are in the evaluation data, too
     estimate: "ResourceEstimate | None"  # None if the model's sizes are not known
     faults: Sequence[str]  # the reasons why it cannot run; empty if it can
+    length_notes: Sequence[str] = ()  # how many rows are left out for their length
 
     @classmethod
     def of(cls, checked: Checked) -> Self:
@@ -42,6 +43,7 @@ class CheckedFacts:
         config = checked.config
         data, num_removed = data_facts(checked)
         from dapo.analysis.check.estimate import hardware_profile_for
+        from dapo.analysis.check.lengths import describe_lengths
         from dapo.analysis.check.report import estimate_of, find_problems
 
         estimate, note = estimate_of(config, hardware_profile_for(config))
@@ -50,7 +52,12 @@ class CheckedFacts:
             faults.append(note.removeprefix("problem: "))
         if estimate is not None:
             faults += find_problems(estimate)
-        return cls(config, data, num_removed, estimate, faults)
+        length_notes = list[str]()
+        try:
+            length_notes += describe_lengths(config, data)
+        except DataError as error:
+            faults.append(str(error))
+        return cls(config, data, num_removed, estimate, faults, length_notes)
 
     @property
     def problems(self) -> list[Problem]:
@@ -59,12 +66,12 @@ class CheckedFacts:
 
     @property
     def notes(self) -> list[str]:
-        """What `auto` has chosen for this machine, and what of it stays idle."""
+        """The rows left out, what `auto` has chosen for this machine, and what of it stays idle."""
         if self.estimate is None:
-            return []
+            return list(self.length_notes)
         from dapo.analysis.check.report import notes_of
 
-        return notes_of(self.estimate)
+        return [*self.length_notes, *notes_of(self.estimate)]
 
     @property
     def eval_problems(self) -> int | None:
