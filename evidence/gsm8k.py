@@ -88,7 +88,8 @@ def cost_of(run: Path) -> dict[str, Any]:
         "generated_tokens": int(total("rollout/tokens_generated")),
         "trained_tokens": int(total("rollout/tokens_trained")),
         "peak_memory_gib": max(row["time/peak_memory_gib"] for row in rows),
-        "curve": [round(row["reward/accuracy"], 4) for row in rows],
+        # none for supervised steps
+        "curve": [round(row["reward/accuracy"], 4) for row in rows if "reward/accuracy" in row],
     }
 
 
