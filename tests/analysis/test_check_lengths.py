@@ -1,5 +1,7 @@
 """What `dapo check` says of rows that are too long, beside what a run leaves out of them."""
 
+import re
+
 import pytest
 
 from dapo.analysis.check.lengths import SAMPLE, describe_lengths
@@ -43,9 +45,15 @@ def test_the_shares_are_those_of_the_rows_that_a_run_leaves_out(count: int) -> N
     prompts, responses = describe_lengths(options, facts)
     if count <= SAMPLE:
         assert f"{num_dropped} of {count} prompts" in prompts
-        assert f"{count // 5} of {count} responses" in responses
+        assert f"{count // 5 - count // 20} of {count} responses" in responses
     else:
-        assert f"of {count:,} prompts ({SAMPLE} were looked at)" in prompts
+        # a quarter of 200 random rows, within four standard deviations; even steps of four hit all
+        share = re.search(
+            rf"about (\d+)% of {count:,} prompts \({SAMPLE} were looked at\)", prompts
+        )
+        assert share is not None
+        assert 13 <= int(share[1]) <= 37
+    assert responses.startswith("data.demonstrations: ")
     assert "longer than rollout.max_response_tokens=100, and are left out" in responses
 
 

@@ -1,5 +1,6 @@
 """What a run would leave out or refuse for its length or its template, told from some rows."""
 
+import random
 from collections.abc import Iterator, Sequence
 
 from dapo.analysis.check.summary import DataFacts
@@ -32,32 +33,43 @@ def describe_lengths(config: Config, data: Sequence[DataFacts]) -> Iterator[str]
         answers = AnswerEncoder(tokenizer, config.data, encoder, history=config.environment.history)
     for facts in data:
         problems = facts.problems or ()
-        sample = _in_even_steps(problems)
+        option = config.data_option if facts.role == "train" else "data.eval"
+        sample = _sample_of(problems)
         limit = config.data.max_prompt_tokens
-        num_longer = sum(encoder.length(problem) > limit for problem in sample)
-        if num_longer and num_longer == len(sample):
+        short_enough = [problem for problem in sample if encoder.length(problem) <= limit]
+        if sample and not short_enough:
             encoder.split_by_length(problems)
-        yield from _line(facts, "prompts", num_longer, f"data.max_prompt_tokens={limit}")
+        line = _line(len(problems), "prompts", len(sample) - len(short_enough))
+        if line:
+            yield f"{option}: {line} data.max_prompt_tokens={limit}, and are left out"
         if answers is None or facts.role != "train":
             continue
+        # a run leaves long prompts out before it reads a response
         limit = config.rollout.max_response_tokens
-        num_longer = sum(len(answers.encode(problem).token_ids) > limit for problem in sample)
-        if num_longer and num_longer == len(sample):
+        num_longer = sum(len(answers.encode(row).token_ids) > limit for row in short_enough)
+        if sample and num_longer == len(sample):
             encode_answers(problems, answers, max_tokens=limit)
-        yield from _line(facts, "responses", num_longer, f"rollout.max_response_tokens={limit}")
+        line = _line(len(problems), "responses", num_longer)
+        if line:
+            yield f"{option}: {line} rollout.max_response_tokens={limit}, and are left out"
 
 
-def _in_even_steps(problems: Sequence[Problem]) -> list[Problem]:
+def _sample_of(problems: Sequence[Problem]) -> list[Problem]:
+    """Return at most SAMPLE rows in their order, the same ones at each call.
+
+    They are random, because the rows of a mixture repeat its parts at even steps.
+    """
     if len(problems) <= SAMPLE:
         return list(problems)
-    return [problems[index * len(problems) // SAMPLE] for index in range(SAMPLE)]
+    indices = random.Random(0).sample(range(len(problems)), SAMPLE)
+    return [problems[index] for index in sorted(indices)]
 
 
-def _line(facts: DataFacts, kind: str, num_longer: int, limit: str) -> Iterator[str]:
+def _line(number: int, kind: str, num_longer: int) -> str:
+    """Say how many of a source's rows are longer than a limit; an empty text for none."""
     if not num_longer:
-        return
-    number = len(facts.problems or ())
+        return ""
     amount = f"{num_longer} of {number} {kind}"
     if number > SAMPLE:
         amount = f"about {num_longer / SAMPLE:.0%} of {number:,} {kind} ({SAMPLE} were looked at)"
-    yield f"data.{facts.role}: {amount} are longer than {limit}, and are left out"
+    return f"{amount} are longer than"
