@@ -69,3 +69,12 @@ def test_a_source_of_which_nothing_is_left_is_refused_as_the_run_refuses_it() ->
         list(describe_lengths(config(rollout__max_response_tokens=3), facts))
     with pytest.raises(DataError, match=r"all 20 prompts are longer than data\.max_prompt"):
         list(describe_lengths(config(data__max_prompt_tokens=2), facts))
+
+
+def test_a_response_that_the_run_refuses_is_refused() -> None:
+    _, tokenizer = tiny_random(torch.float32)
+    options = config(data__max_prompt_tokens=200, rollout__max_response_tokens=100)
+    response = f"2{tokenizer.eos_token} more"
+    facts = [DataFacts("train", "rows", [Problem("a", "1+1?", response)])]
+    with pytest.raises(DataError, match="which ends a turn; leave it out"):
+        list(describe_lengths(options, facts))

@@ -66,7 +66,7 @@ def import_(
     if invalid is not None:
         counts["removed"] = len(invalid)
     if as_json:
-        _report(as_json, spec, "", counts, *files)
+        _report(as_json, spec, "", counts, *files, warnings=warnings)
         return
     print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
     for warning in warnings:
@@ -517,6 +517,7 @@ def _report(
     counts: Mapping[str, int],
     *paths: Path,
     mean_pass_rate: float | None = None,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Print counts of a command that writes data; JSON names have underscores."""
     if as_json:
@@ -527,6 +528,8 @@ def _report(
         }
         if mean_pass_rate is not None:
             facts["mean_pass_rate"] = mean_pass_rate
+        if warnings:
+            facts["warnings"] = list(warnings)
         print_json(facts)
         return
     from dapo.cli.formatting import right, titled_table
