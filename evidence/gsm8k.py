@@ -1,6 +1,6 @@
 """The figures of a page on GSM8K, from runs and their evaluations on the whole test set.
 
-    python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/results/gsm8k.json
+    python -m evidence.gsm8k runs/gsm8k            # reads runs and evaluations: evidence/gsm8k.json
     python -m evidence.gsm8k --page PAGE.md        # the page's table and picture, from that file
     python -m evidence.gsm8k --calculations removed.json      # the wrong ones in the responses of an evaluation
     python -m evidence.gsm8k --answers evals/warm.json evals/dapo-0.json     # one gained, one kept, one never solved
@@ -21,7 +21,7 @@ from dapo.evaluation.pairing import paired_difference
 from examples.gsm8k_calculator import NO_VALUE, value
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "evidence/results/gsm8k.json"
+RESULTS = ROOT / "evidence/gsm8k.json"
 PICTURE = ROOT / "docs/gsm8k.png"
 WARM = "warm"
 LABELS = {
