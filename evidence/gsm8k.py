@@ -6,8 +6,9 @@
     python -m evidence.gsm8k --answers evals/warm.json evals/dapo-0.json     # one gained, one kept, one never solved
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
-each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. The curve of a
-run is the accuracy on its training problems.
+each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. An evaluation
+`METHOD-SEED_NOTE.json` is one more of the same run, such as one before its end. The curve of a run
+is the accuracy on its training problems.
 """
 
 import argparse
@@ -63,19 +64,30 @@ def summarize(folder: Path) -> dict[str, Any]:
                 "difference_low": difference["low"],
                 "difference_high": difference["high"],
             }
-        if (folder / name).is_dir():
-            results[name] |= cost_of(folder / name)
+        run = folder / run_of(name)
+        if run.is_dir():
+            results[name] |= cost_of(run, evaluation.get("step"))
     return results
 
 
-def cost_of(run: Path) -> dict[str, Any]:
-    """Return steps, seconds, tokens and peak memory of a run, with its curve by step."""
+def run_of(name: str) -> str:
+    """Return the run of an evaluation: `dapo-0` for `dapo-0_30`."""
+    return name.partition("_")[0]
+
+
+def cost_of(run: Path, last_step: int | None) -> dict[str, Any]:
+    """Return steps, seconds, tokens and peak memory of a run, with its curve by step.
+
+    Counts up to the evaluated step, or all of them if `last_step` is None.
+    """
     training = run / "training.json"
     if training.exists():
         facts = json.loads(training.read_text("utf-8"))
         return {"steps": facts["steps"], "seconds": facts["seconds"]}
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if row["step"] > 0]
+    if last_step is not None:
+        rows = [row for row in rows if row["step"] <= last_step]
 
     def total(metric: str) -> float:
         return sum(row.get(metric) or 0.0 for row in rows)
@@ -99,7 +111,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "|---|---|---|--:|--:|--:|"
     for name in _in_order(results):
         row = results[name]
-        method, _, seed = name.rpartition("-")
+        method, _, seed = run_of(name).rpartition("-")
         label = LABELS[method or name] + (f", seed {seed}" if method else "")
         difference = ""
         if "difference" in row:
@@ -113,7 +125,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _in_order(results: Mapping[str, Any]) -> Sequence[str]:
     methods = list(LABELS)
-    return sorted(results, key=lambda name: (methods.index(name.rpartition("-")[0] or name), name))
+
+    def place(name: str) -> tuple[int, str, float]:
+        run = run_of(name)
+        method = run.rpartition("-")[0] or run
+        return methods.index(method), run, results[name].get("seconds", 0.0)
+
+    return sorted(results, key=place)
 
 
 def _interval(row: Mapping[str, Any], value: str, low: str, high: str, form: str) -> str:
@@ -131,22 +149,26 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     axes = figure.add_subplot()
     colours = {"dapo": "C0", "grpo": "C1", "every-group": "C2", "trl": "C3"}
     start = results[WARM]
-    seen = set()
+    runs: dict[str, list[Mapping[str, Any]]] = {}
     for name in _in_order(results):
-        method = name.rpartition("-")[0]
-        if method not in colours:
-            continue
-        row = results[name]
-        minutes = row["seconds"] / 60
+        if run_of(name).rpartition("-")[0] in colours:
+            runs.setdefault(run_of(name), []).append(results[name])
+    labelled = set()
+    for run, rows in runs.items():
+        method = run.rpartition("-")[0]
+        colour = colours[method]
+        minutes = [row["seconds"] / 60 for row in rows]
+        accuracies = [100 * row["accuracy"] for row in rows]
         errors = [
-            [100 * (row["accuracy"] - row["low"])],
-            [100 * (row["high"] - row["accuracy"])],
+            [100 * (row["accuracy"] - row["low"]) for row in rows],
+            [100 * (row["high"] - row["accuracy"]) for row in rows],
         ]
-        label = LABELS[method] if method not in seen else None
-        seen.add(method)
-        ends = [100 * start["accuracy"], 100 * row["accuracy"]]
-        axes.plot([0, minutes], ends, color=colours[method], label=label)
-        axes.errorbar([minutes], [100 * row["accuracy"]], errors, color=colours[method], capsize=3)
+        label = None
+        if method not in labelled:
+            label = LABELS[method]
+            labelled.add(method)
+        axes.plot([0, *minutes], [100 * start["accuracy"], *accuracies], color=colour, label=label)
+        axes.errorbar(minutes, accuracies, errors, color=colour, capsize=3, fmt="o", markersize=3)
     axes.axhline(100 * start["accuracy"], color="grey", linestyle="--", linewidth=1)
     axes.set_xlabel("minutes of rewards")
     axes.set_ylabel("GSM8K test, avg@4 (%)")

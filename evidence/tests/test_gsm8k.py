@@ -55,6 +55,17 @@ def test_accuracies_are_those_of_the_evaluations_and_costs_those_of_the_run(fold
     assert 0 < row["generate_s"] + row["update_s"] < row["seconds"]
 
 
+def test_an_evaluation_before_the_end_of_a_run_costs_the_steps_until_then(folder: Path) -> None:
+    evaluation = json.loads((folder / "evals/dapo-0.json").read_text("utf-8"))
+    assert evaluation["step"] == STEPS
+    (folder / "evals/dapo-0_early.json").write_text(json.dumps(evaluation | {"step": 1}), "utf-8")
+    results = summarize(folder)
+    early, late = (results[name] for name in ("dapo-0_early", "dapo-0"))
+    assert (early["steps"], late["steps"]) == (1, STEPS)
+    assert early["curve"] == late["curve"][:1]
+    assert early["generated_tokens"] < late["generated_tokens"]
+
+
 def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_change(
     folder: Path,
 ) -> None:
@@ -73,10 +84,13 @@ def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_c
     assert (text.startswith("before\n"), text.endswith("after\n")) == (True, True)
     write_page(page, results)
     assert page.read_text("utf-8") == text
+    (folder / "evals/dapo-0_again.json").write_bytes((folder / "evals/dapo-0.json").read_bytes())
+    write_page(page, summarize(folder))
+    assert page.read_text("utf-8").count("| DAPO, seed 0 |") == 2
     page.write_text("no marker\n", "utf-8")
     with pytest.raises(SystemExit, match="two markers"):
         write_page(page, results)
-    draw(results, folder / "picture.png")
+    draw(summarize(folder), folder / "picture.png")
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -134,6 +134,17 @@ def test_two_files_of_one_folder_are_named_by_their_steps(capsys: pytest.Capture
     assert columns == ["step 0", "step 20"]
 
 
+def test_two_evaluations_of_one_run_are_told_apart_by_the_step_of_their_checkpoints(
+    capsys: pytest.CaptureFixture[str],
+):
+    early = result("runs/a", "rw", "ww") | {"step": 20}
+    late = result("runs/a", "rw", "rw") | {"step": 60}
+    heading = compared(capsys, early, late).partition("avg@2")[0]
+    assert "runs/a step 20" in heading
+    assert "runs/a step 60" in heading
+    assert "runs/a step 60 on toy" in printed(capsys, late)
+
+
 def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(
     capsys: pytest.CaptureFixture[str],
 ):

@@ -69,6 +69,7 @@ def test_a_run_of_exact_answers_is_right_about_a_file_of_its_own_answers(
     )
     found = json.loads(out)
     assert (code, found["verifier"], found["accuracy"]) == (0, "exact", 1.0), err
+    assert found["step"] == 1
     from_python = dapo.load(trained).evaluate(rows, **ONCE)
     assert from_python.accuracy == 1.0
     same = dapo.load(trained).compare("tiny-random", rows, **ONCE)

@@ -76,7 +76,8 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with a column for each result, and a row for each number that they have."""
     names = ["result"]
     if len(results) > 1:
-        names = short_names([str(result["model"]) for result in results])
+        short = short_names([str(result["model"]) for result in results])
+        names = [_at_step(name, result) for name, result in zip(short, results, strict=True)]
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(_title(results), "", *columns)
     for label, cells in _accuracy_rows(results):
@@ -92,7 +93,7 @@ def _title(results: Sequence[Mapping[str, Any]]) -> Text:
     """Name the data, a single model, and the warnings of the results in red."""
     heading = f"on {results[0]['name']}"
     if len(results) == 1:
-        heading = f"{results[0]['model']} {heading}"
+        heading = f"{_at_step(results[0]['model'], results[0])} {heading}"
     title = Text(printable(heading))
     for result in results:
         warning = result.get("warning")
@@ -189,6 +190,13 @@ def short_names(models: Sequence[str]) -> list[str]:
     shared = next((index for index, column in columns if len(set(column)) > 1), 0)
     names = [str(Path(*path_parts[shared:])) for path_parts in parts]
     return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", name) for name in names]
+
+
+def _at_step(name: str, result: Mapping[str, Any]) -> str:
+    """Add the step of the checkpoint, if the evaluated model is that of a run."""
+    if "step" not in result or "step" in name.split():
+        return name
+    return f"{name} step {result['step']}"
 
 
 def _notes(result: Mapping[str, Any]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
 from dapo.config.load import as_literal, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.files import atomic_write_json, damage_of, read_json
-from dapo.core.journal import open_journal
+from dapo.core.journal import Journal, open_journal
 from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
 from dapo.data.problems import load_problems
@@ -211,11 +211,7 @@ def _evaluate(
             date = {} if time is None else {"date of the chat template": str(time.date())}
             identity |= {"server": request.server, **_settings(config, plan, problems), **date}
             records = stack.enter_context(open_journal(journal, identity))
-            if judged := len(records.records):
-                print_text(
-                    f"continuing: {judged} of {len(problems)} problems are judged already"
-                    f" ({journal})"
-                )
+            _say_what_is_judged(records, problems, journal)
         stop = stack.enter_context(
             signals_as_requests(
                 "stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt
@@ -236,14 +232,24 @@ def _evaluate(
             check=check_stop,
             until_width=request.until_width,
         )
-    summary = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
+    step = {} if checkpoint is None else {"step": step_of(checkpoint)}
+    moment = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
     return {
         "model": model,
+        **step,
         "data": request.data or data,
-        **summary,
+        **moment,
         **_summary_of(result, request.until_width),
         "table": result.table(),
     }
+
+
+def _say_what_is_judged(records: Journal, problems: Sequence[Problem], journal: Path) -> None:
+    judged = len(records.records)
+    if judged:
+        print_text(
+            f"continuing: {judged} of {len(problems)} problems are judged already ({journal})"
+        )
 
 
 def _summary_of(result: Evaluation, until_width: float | None) -> dict[str, Any]:
