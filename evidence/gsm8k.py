@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dapo.evaluation.pairing import paired_difference
@@ -95,20 +96,29 @@ def cost_of(run: Path, last_step: int | None) -> dict[str, Any]:
     return {
         "steps": len(rows),
         "seconds": total("time/step_s"),
-        "generate_s": total("time/generate_s"),
-        "update_s": total("time/update_s") + total("time/old_logprobs_s"),
+        # medians: a machine that stands still in a step changes a mean
+        "step_s": median(row["time/step_s"] for row in rows),
+        "sampled_tokens_per_s": _rate(rows, "rollout/tokens_generated", "time/generate_s"),
+        "updated_tokens_per_s": _rate(rows, "rollout/tokens_in_minibatches", "time/update_s"),
         "generated_tokens": int(total("rollout/tokens_generated")),
-        "trained_tokens": int(total("rollout/tokens_trained")),
         "peak_memory_gib": max(row["time/peak_memory_gib"] for row in rows),
         # none for supervised steps
         "curve": [round(row["reward/accuracy"], 4) for row in rows if "reward/accuracy" in row],
     }
 
 
+def _rate(rows: Sequence[Mapping[str, Any]], tokens: str, seconds: str) -> float | None:
+    """Return the median of the steps' tokens per second; None for a phase that no step has."""
+    rates = [row[tokens] / row[seconds] for row in rows if row.get(tokens) and row.get(seconds)]
+    return median(rates) if rates else None
+
+
 def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page's table: a row per evaluation, in the order of LABELS."""
-    yield "| | avg@4, % | less the warm start, points | steps | minutes | generated tokens |"
-    yield "|---|---|---|--:|--:|--:|"
+    yield (
+        "| | avg@4, % | less the warm start, points | pass@4, % | steps | minutes | generated tokens |"
+    )
+    yield "|---|---|---|--:|--:|--:|--:|"
     for name in _in_order(results):
         row = results[name]
         method, _, seed = run_of(name).rpartition("-")
@@ -117,9 +127,29 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         if "difference" in row:
             difference = _interval(row, "difference", "difference_low", "difference_high", "+.1f")
         cells = [label, _interval(row, "accuracy", "low", "high", ".1f"), difference]
+        cells.append(f"{100 * row['pass@4']:.1f}")
         cells.append(f"{row['steps']}" if "steps" in row else "")
         cells.append(f"{row['seconds'] / 60:.0f}" if "seconds" in row else "")
-        cells.append(f"{row['generated_tokens']:,}" if "generated_tokens" in row else "")
+        cells.append(f"{row['generated_tokens']:,}" if row.get("generated_tokens") else "")
+        yield f"| {' | '.join(cells)} |"
+
+
+def cost_table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table of costs: a row per method, of its first run."""
+    yield "| | a step, s | sampling, tokens/s | update, tokens/s | peak memory, GiB |"
+    yield "|---|--:|--:|--:|--:|"
+    shown = set()
+    for name in _in_order(results):
+        row = results[name]
+        label = LABELS[run_of(name).rpartition("-")[0] or name]
+        if "step_s" not in row or label in shown:
+            continue
+        shown.add(label)
+        cells = [label, f"{row['step_s']:.1f}"]
+        for key in ("sampled_tokens_per_s", "updated_tokens_per_s"):
+            rate = row[key]
+            cells.append("" if rate is None else f"{rate:,.0f}")
+        cells.append(f"{row['peak_memory_gib']:.1f}")
         yield f"| {' | '.join(cells)} |"
 
 
@@ -229,9 +259,9 @@ def _typical_text(row: Mapping[str, Any]) -> str:
 
 
 def write_page(page: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the table between the page's markers."""
+    """Replace the two tables between the page's markers."""
     text = page.read_text("utf-8")
-    lines = "\n".join(table(results))
+    lines = "\n".join([*table(results), "", *cost_table(results)])
     replaced, count = _TABLE.subn(f"{MARKER}\n{lines}\n{MARKER}\n", text)
     if count != 1:
         raise SystemExit(f"{page}: expected two markers {MARKER}, each on a line of its own")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyarrow.parquet import read_table
 
+from dapo.runs.metrics_file import read_metrics
 from dapo.training.train import train
 from evidence.gsm8k import MARKER, answers, count_calculations, draw, summarize, write_page
 from helpers.commands import run as command
@@ -52,7 +53,11 @@ def test_accuracies_are_those_of_the_evaluations_and_costs_those_of_the_run(fold
     ]
     assert row["generated_tokens"] == sum(each["response_tokens"] for each in responses)
     assert row["steps"] == len(row["curve"]) == STEPS
-    assert 0 < row["generate_s"] + row["update_s"] < row["seconds"]
+    rows = [each for each in read_metrics(folder / "dapo-0/metrics.jsonl") if each["step"] > 0]
+    first, second = (each["rollout/tokens_generated"] / each["time/generate_s"] for each in rows)
+    assert row["sampled_tokens_per_s"] == pytest.approx((first + second) / 2)
+    assert row["seconds"] == pytest.approx(2 * row["step_s"])
+    assert row["updated_tokens_per_s"] > 0
 
 
 def test_an_evaluation_before_the_end_of_a_run_costs_the_steps_until_then(folder: Path) -> None:
@@ -75,11 +80,14 @@ def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_c
     write_page(page, results)
     text = page.read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [row.split(" | ")[0] for row in rows[1:]] == [
+    assert [row.split(" | ")[0] for row in rows] == [
+        "|",
         "| after the worked solutions",
         "| DAPO, seed 0",
+        "|",
+        "| DAPO",
     ]
-    assert f"{100 * results['dapo-0']['accuracy']:.1f} (" in rows[-1]
+    assert f"{100 * results['dapo-0']['accuracy']:.1f} (" in rows[2]
     assert "old" not in text
     assert (text.startswith("before\n"), text.endswith("after\n")) == (True, True)
     write_page(page, results)
