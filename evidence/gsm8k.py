@@ -170,7 +170,7 @@ def _interval(row: Mapping[str, Any], value: str, low: str, high: str, form: str
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw accuracy on the test set over minutes of rewards: a line per run from the warm start."""
+    """Draw the points gained over the warm start, paired by problem, over minutes of rewards."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -178,7 +178,6 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colours = {"dapo": "C0", "grpo": "C1", "every-group": "C2", "trl": "C3"}
-    start = results[WARM]
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for name in _in_order(results):
         if run_of(name).rpartition("-")[0] in colours:
@@ -188,20 +187,20 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         method = run.rpartition("-")[0]
         colour = colours[method]
         minutes = [row["seconds"] / 60 for row in rows]
-        accuracies = [100 * row["accuracy"] for row in rows]
+        gains = [100 * row["difference"] for row in rows]
         errors = [
-            [100 * (row["accuracy"] - row["low"]) for row in rows],
-            [100 * (row["high"] - row["accuracy"]) for row in rows],
+            [100 * (row["difference"] - row["difference_low"]) for row in rows],
+            [100 * (row["difference_high"] - row["difference"]) for row in rows],
         ]
         label = None
         if method not in labelled:
             label = LABELS[method]
             labelled.add(method)
-        axes.plot([0, *minutes], [100 * start["accuracy"], *accuracies], color=colour, label=label)
-        axes.errorbar(minutes, accuracies, errors, color=colour, capsize=3, fmt="o", markersize=3)
-    axes.axhline(100 * start["accuracy"], color="grey", linestyle="--", linewidth=1)
+        axes.plot([0, *minutes], [0, *gains], color=colour, label=label)
+        axes.errorbar(minutes, gains, errors, color=colour, capsize=3, fmt="o", markersize=3)
+    axes.axhline(0, color="grey", linestyle="--", linewidth=1)
     axes.set_xlabel("minutes of rewards")
-    axes.set_ylabel("GSM8K test, avg@4 (%)")
+    axes.set_ylabel("points over the warm start")
     axes.legend(frameon=False)
     figure.savefig(path)
 
