@@ -5,22 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
+from dapo.policy.builtin_models import tiny_random
 from evidence.gradient_signal import Weighted, cosines, gradient, weighted
 
 
 @pytest.fixture
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
-    return LlamaForCausalLM(config)
+def model() -> PreTrainedModel:
+    model, _ = tiny_random(torch.float32)
+    return model
 
 
 def digits(text: str, **_: Any) -> Mapping[str, Sequence[int]]:
@@ -28,7 +22,7 @@ def digits(text: str, **_: Any) -> Mapping[str, Sequence[int]]:
     return {"input_ids": [int(digit) for digit in text]}
 
 
-def alone(model: LlamaForCausalLM, response: Weighted) -> torch.Tensor:
+def alone(model: PreTrainedModel, response: Weighted) -> torch.Tensor:
     """The gradient of one response in single precision, without padding."""
     model.zero_grad(set_to_none=True)
     prompt = digits(response.prompt)["input_ids"]
@@ -40,7 +34,7 @@ def alone(model: LlamaForCausalLM, response: Weighted) -> torch.Tensor:
 
 
 def test_the_gradient_of_a_group_is_the_sum_of_those_of_its_responses(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
 ) -> None:
     group = [Weighted("12", [3, 4, 5], 0.5), Weighted("12", [6], -1.0), Weighted("7", [8, 9], 0.5)]
     expected = torch.stack([alone(model, each) for each in group]).sum(0)
