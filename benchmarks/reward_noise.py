@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dapo.algo.advantages import Scale, group_advantages
-from dapo.algo.sampling import ScoreThresholds, is_informative
+from dapo.algo.sampling import SignalRule, is_informative
 from dapo.core.rng import keyed_seed
 from dapo.types import Verdict
 
@@ -61,11 +61,11 @@ def groups(count: int, size: int, noise: float, seed: int) -> list[Judged]:
 
 def kept(judged: Sequence[Judged], min_spread: float) -> list[Judged]:
     """Those that dynamic sampling trains on."""
-    thresholds = ScoreThresholds(min_spread=min_spread)
+    rule = SignalRule(min_spread=min_spread)
     return [
         group
         for group in judged
-        if is_informative(group.verdicts) and thresholds.is_met_by(group.verdicts)
+        if is_informative(group.verdicts) and rule.is_met_by(group.verdicts)
     ]
 
 

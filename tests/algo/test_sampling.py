@@ -3,7 +3,7 @@
 import pytest
 
 from dapo.algo.overlong import overlong_penalty
-from dapo.algo.sampling import ScoreThresholds, is_informative
+from dapo.algo.sampling import SignalRule, is_informative
 from dapo.types import Generation, Group, Problem, Verdict
 
 RIGHT = Verdict(True, 1.0)
@@ -64,6 +64,14 @@ def test_graded_scores_carry_a_signal_if_they_differ():
     assert not is_informative(graded(0.3, 0.3, 0.3))
 
 
+def test_by_score_partial_credit_carries_a_signal_where_all_are_wrong():
+    credited = Verdict(False, -0.5)
+    assert not is_informative([WRONG, credited])
+    assert is_informative([WRONG, credited], "score")
+    assert not is_informative([credited, credited], "score")
+    assert not is_informative([FAILED, credited], "score")
+
+
 def test_six_times_a_tenth_is_not_a_signal_though_its_std_is_above_zero():
     scores = [0.1] * 6
     mean = sum(scores) / 6
@@ -83,11 +91,11 @@ def test_six_times_a_tenth_is_not_a_signal_though_its_std_is_above_zero():
     ],
 )
 def test_thresholds_ask_for_a_spread_and_for_a_mean_strictly_between(scores, shown):
-    signal = ScoreThresholds(min_spread=0.25, mean_above=0.125, mean_below=0.875)
+    signal = SignalRule(min_spread=0.25, mean_above=0.125, mean_below=0.875)
     assert signal.is_met_by(graded(*scores)) is shown
 
 
 def test_an_error_counts_neither_in_the_mean_nor_in_the_spread_of_scores():
-    signal = ScoreThresholds(min_spread=0.125, mean_above=0.375, mean_below=0.875)
+    signal = SignalRule(min_spread=0.125, mean_above=0.375, mean_below=0.875)
     assert signal.is_met_by([*graded(0.5, 0.625), FAILED])
     assert not signal.is_met_by([*graded(0.5, 0.5625), FAILED])  # its placeholder of 0 is no score

@@ -461,6 +461,10 @@ def test_groups_are_filtered_by_a_function_or_by_thresholds_on_scores():
             ["dynamic_sampling.filter=my:keep", "dynamic_sampling.min_spread=1"],
             "set the filter or the thresholds",
         ),
+        (
+            ["dynamic_sampling.filter=my:keep", "dynamic_sampling.metric=score"],
+            "which dynamic_sampling.metric=score belongs to; set one of the two",
+        ),
     ):
         assert text in message(*given)
 
@@ -571,6 +575,7 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
         given, "dynamic_sampling.filter=my:keep"
     )
     assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.min_spread=1")
+    assert "metric=score keeps others" in message(given, "dynamic_sampling.metric=score")
     assert "dynamic_sampling.predict: true (paper: false)" in list(
         differences_from_paper(config(given))
     )

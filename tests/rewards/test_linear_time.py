@@ -128,6 +128,7 @@ READERS = {
     "math, an interval": ("math", {}, "x \\in [2, 3)"),
     "math, words": ("math", {}, "\\text{July 4}"),
     "gsm8k": ("gsm8k", {"flexible": True}, "13"),
+    "gsm8k, partial credit": ("gsm8k", {"partial_credit": True}, "2 * 8 - 3 = 13 #### 13"),
     "exact": ("exact", {}, "13"),
     "exact, answer line": ("exact", {"extract": "answer_line"}, "13"),
     "exact, last number": ("exact", {"extract": "last_number"}, "13"),

@@ -91,6 +91,11 @@ VERIFIERS = {
     "math with an expression": ("math", {}, Problem("1", "Simplify.", "x^2 + \\sqrt{3}")),
     "gsm8k": ("gsm8k", {}, Problem("1", "Q", "#### 7")),
     "gsm8k, flexible": ("gsm8k", {"flexible": True}, Problem("1", "Q", "#### 7")),
+    "gsm8k, partial credit": (
+        "gsm8k",
+        {"partial_credit": True},
+        Problem("1", "Q", "3 + 4 = 7 #### 7"),
+    ),
     "exact": ("exact", {}, Problem("1", "Q", "7")),
     "exact, final": ("exact", {"extract": "final"}, Problem("1", "Q", "7")),
     "exact, last number": ("exact", {"extract": "last_number"}, Problem("1", "Q", "7")),

@@ -137,6 +137,43 @@ def test_gsm8k_flexible_takes_the_last_number_where_nothing_is_marked():
     assert judged("gsm8k", "7", "none", flexible=True) is False
 
 
+SOLUTION = "He has 2*8 = <<2*8=16>>16 and 16-3=<<16-3=13>>13.\n#### 13"
+
+
+@for_each_row(
+    ("response", "score"),
+    [
+        ("2*8 = 16 and 16-3 = 13.\n#### 13", 1.0),
+        ("#### 13", 1.0),
+        ("2*8 = 16 and 16-3 = 13.\n#### 12", 0.0),
+        ("<<2*8=16>>16 and $16-$3 = \\$13.00\n#### 12", 0.0),
+        ("2*8 = 16 and 16-3 = 12.\n#### 12", -0.5),
+        ("2*8 = 16.\n#### 16", -1 / 3),
+        ("2*8 = 16, 16+1 = 17, 17+1 = 18, 18+1 = 19.\n#### 19", -2 / 3),
+        ("2*8 = 16 = 16 = 16.\n#### 16", -0.6),
+        ("= 16 - 3 = 13 x 2 = 26\n#### 26", -1.0),
+        ("16 and 13\n#### 12", -1.0),
+        ("", -1.0),
+    ],
+)
+def test_gsm8k_partial_credit_is_the_dice_coefficient_of_the_results(response, score):
+    verifier = get_verifier("gsm8k", partial_credit=True)
+    verdict = verifier(Problem("1", "Q", "13", fields={"note": 7, "answer": SOLUTION}), response)
+    assert verdict.score == pytest.approx(score)
+    assert verdict.correct is (score == 1)
+    assert verifier(Problem("1", "Q", SOLUTION), response) == verdict
+    whole = get_verifier("gsm8k")(Problem("1", "Q", SOLUTION), response)
+    assert (whole.correct, whole.answer) == (verdict.correct, verdict.answer)
+
+
+def test_gsm8k_partial_credit_without_a_worked_solution_is_an_error():
+    verdict = get_verifier("gsm8k", partial_credit=True)(Problem("1", "Q", "#### 13"), "#### 13")
+    assert verdict.error == (
+        "gsm8k: partial_credit compares with a worked solution, and no column of the row has text"
+        " before ####"
+    )
+
+
 def test_gsm8k_reads_signs_and_decimals_of_the_reference():
     assert judged("gsm8k", "#### -7.50", "#### -7.5") is True
     assert judged("gsm8k", "18", "#### 18.0") is True

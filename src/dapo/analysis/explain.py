@@ -278,8 +278,9 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
     if outcome == "zero_variance":
         score = scores[0] if scores else 0
         return f"all {num_valid} scores are {score:g}: no response is better than another"
-    has_scores_only = any(row["correct"] is None for row in valid)
-    if has_scores_only:
+    compares_scores = options.get("dynamic_sampling.metric") == "score"
+    compares_scores |= any(row["correct"] is None for row in valid)
+    if compares_scores:
         signal = f"its scores range from {min(scores):g} to {max(scores):g}"
     else:
         verb = "is" if num_correct == 1 else "are"
@@ -290,7 +291,7 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
         return f"{signal}, and {name} refuses the group"
     if options.get("dynamic_sampling.enabled") is False:
         return f"{signal}; dynamic_sampling.enabled=false trains on every group"
-    condition = "they differ" if has_scores_only else f"0 < {num_correct} < {num_valid}"
+    condition = "they differ" if compares_scores else f"0 < {num_correct} < {num_valid}"
     reason = f"{signal}: {condition}, so the group carries a signal"
     if _filter_of(options):
         reason += f", and {_filter_of(options)} keeps it"

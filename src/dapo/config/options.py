@@ -587,6 +587,12 @@ class Config(Section):
                 "dynamic_sampling.predict=true predicts the groups that Eq. 11 keeps, not those of "
                 "dynamic_sampling.filter, min_spread or mean_between; set one of the two"
             )
+        if sampling.predict and sampling.metric != "correct":
+            raise ValueError(
+                "dynamic_sampling.predict=true predicts which groups have right and wrong"
+                f" responses, and dynamic_sampling.metric={sampling.metric} keeps others; set one"
+                " of the two"
+            )
 
     def _agent_fits(self) -> None:
         """Raise ValueError for options that an agent would leave without effect."""

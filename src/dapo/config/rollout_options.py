@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 import yaml
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from dapo.algo.sampling import SignalMetric
 from dapo.config.engines import ENGINES, OWN_ENGINES, EngineKind
 from dapo.config.section import (
     MAX_PROCESSES,
@@ -213,6 +214,13 @@ class DynamicSamplingConfig(Section):
     enabled: bool = option(
         True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True
     )
+    metric: SignalMetric = option(
+        "correct",
+        "What Eq. 11 compares where a verdict has both: right or wrong, or the score (partial"
+        " credit). Of scores alone it compares these.",
+        paper="correct",
+        only_with="dynamic_sampling.enabled",
+    )
     max_groups_per_step: Positive | None = option(
         None,
         "Largest number of groups judged per step; at that number an incomplete batch trains."
@@ -276,5 +284,10 @@ class DynamicSamplingConfig(Section):
                 f"dynamic_sampling.filter={self.filter} decides in place of Eq. 11, and"
                 " dynamic_sampling.min_spread and dynamic_sampling.mean_between apply to groups"
                 " that Eq. 11 keeps; set the filter or the thresholds"
+            )
+        if self.filter is not None and self.metric != "correct":
+            raise ValueError(
+                f"dynamic_sampling.filter={self.filter} decides in place of Eq. 11, which"
+                f" dynamic_sampling.metric={self.metric} belongs to; set one of the two"
             )
         return self

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
-from dapo.algo.sampling import ScoreThresholds, is_informative
+from dapo.algo.sampling import SignalRule, is_informative
 from dapo.core.errors import AgentFailed, EnvironmentFailed, RewardError, VerifierFailed
 from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
@@ -38,7 +38,7 @@ class DynamicSampler:
         max_groups_per_step: int,
         enabled: bool = True,
         keep: Callable[[Group], bool] | None = None,
-        thresholds: ScoreThresholds | None = None,
+        rule: SignalRule | None = None,
         max_error_rate: float = 1.0,
         reward_test: str = REWARD_TEST,
         least_verdicts: int = 2,
@@ -52,7 +52,7 @@ class DynamicSampler:
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
         self._keep = keep
-        self._thresholds = thresholds
+        self._rule = rule or SignalRule()
         self._least_verdicts = least_verdicts
         # the keep rate of about the last four batches
         self._decay = 1.0 - 1.0 / (4 * prompts_per_step)
@@ -158,13 +158,14 @@ class DynamicSampler:
             return "trained"
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
-        if is_informative(group.verdicts):
-            if self._thresholds is None or self._thresholds.is_met_by(group.verdicts):
-                return "trained"
-            return "filtered"
-        if any(verdict.correct is None for verdict in valid):
-            return "zero_variance"
-        return "all_correct" if valid[0].correct else "all_wrong"
+        if is_informative(group.verdicts, self._rule.metric):
+            return "trained" if self._rule.is_met_by(group.verdicts) else "filtered"
+        correct = {verdict.correct for verdict in valid}
+        if correct == {True}:
+            return "all_correct"
+        if correct == {False}:
+            return "all_wrong"
+        return "zero_variance"
 
     def _user_keeps(self, group: Group) -> bool:
         assert self._keep is not None

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from dapo.algo.sampling import ScoreThresholds
+from dapo.algo.sampling import SignalRule
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.terminal import warn
@@ -164,15 +164,12 @@ def dynamic_sampler(
 ) -> DynamicSampler:
     """Build the sampler that decides which groups train; errors name `reward_test`."""
     sampling = config.dynamic_sampling
-    thresholds = None
-    if sampling.has_thresholds:
-        thresholds = ScoreThresholds(sampling.min_spread, *sampling.mean_between)
     return DynamicSampler(
         prompts_per_step=config.rollout.prompts_per_step,
         max_groups_per_step=config.max_groups_per_step,
         enabled=sampling.enabled,
         keep=code.keep_group,
-        thresholds=thresholds,
+        rule=SignalRule(sampling.metric, sampling.min_spread, *sampling.mean_between),
         max_error_rate=MAX_ERROR_RATE,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,
         reward_test=reward_test

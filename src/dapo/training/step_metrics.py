@@ -37,12 +37,13 @@ from dapo.sampling.rollout_metrics import (
 from dapo.sampling.second_verifier import AuditedStep
 from dapo.training.state import Run
 from dapo.training.stopping import (
+    BY_SCORE,
     deciders_of,
-    decision,
     describe_short_batch,
     entropy_collapse_steps,
     require_groups,
     reward_test_command,
+    who_decides,
 )
 from dapo.training.updates import critic_metrics
 from dapo.types import Generation, Sample
@@ -159,16 +160,16 @@ def _notice_of_deciders(batch: Batch, config: Config) -> str | None:
     """Say which of several verifiers decides whether a group trains; None if none of them does."""
     verifier = config.reward.verifier
     deciders = deciders_of(verdict for group, _ in batch.judged for verdict in group.verdicts)
-    if not deciders or isinstance(verifier, str):
+    if not deciders or isinstance(verifier, str) or config.dynamic_sampling.metric == "score":
         return None
-    who, change = decision(deciders, config)
+    who = who_decides(deciders, config)
     others = [own_name(name) for name in verifier if name not in deciders]
     if not others:
         return f"{who}: a response is right where all of them say so"
     names = " and ".join(f"`{name}`" for name in others)
     return (
         f"{who}, and only that decides whether a group trains (Eq. 11); {names} alone lets no group"
-        f" train. To learn from the scores, {change}"
+        f" train. To learn from the scores, set {BY_SCORE}"
     )
 
 

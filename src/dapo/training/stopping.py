@@ -16,7 +16,6 @@ from dapo.config import Config, DataConfig, RewardConfig
 from dapo.config.lengths import limit_of_response
 from dapo.core.errors import NumericsError, ShortfallError
 from dapo.core.loading import AGENT_PREFIX, own_name
-from dapo.rewards.verifier import VERIFIERS
 from dapo.runs.outcomes import DROPPED, Outcome, count_dropped
 from dapo.sampling.dynamic_sampling import (
     MAX_ERROR_RATE,
@@ -31,6 +30,8 @@ from dapo.types import Verdict
 
 # steps in a row without a group to train on that end a run; one ends a run that has not trained
 MAX_EMPTY_STEPS = 3
+BY_SCORE = "dynamic_sampling.metric=score"
+"""The option by which scores, not right and wrong, decide whether a group trains."""
 _ADVICE = {
     "all_wrong": (
         "Read the responses in rollouts/: truncated answers and unexpected formats count as wrong. "
@@ -130,12 +131,10 @@ def _advice_on_scores(batch: Batch, outcome: Outcome, config: Config | None) -> 
     if not unequal:
         return None
     deciders = deciders_of(verdict for group in unequal for verdict in group.verdicts)
-    who, change = decision(deciders, config)
     return (
         f"In {len(unequal)} of the {len(dropped)} groups {DROPPED[outcome]} the scores differ, but"
-        f" {who}, and only that decides whether a group trains (Eq. 11). To learn from the"
-        f" scores, {change}; or set dynamic_sampling.enabled=false, which trains"
-        " every group"
+        f" {who_decides(deciders, config)}, and only that decides whether a group trains (Eq. 11)."
+        f" To learn from the scores, set {BY_SCORE}"
     )
 
 
@@ -170,32 +169,24 @@ def deciders_of(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def decision(deciders: Sequence[str], config: Config | None) -> tuple[str, str]:
-    """Say what decides between right and wrong, and what to write so that nothing does.
+def who_decides(deciders: Sequence[str], config: Config | None) -> str:
+    """Say what decides between right and wrong.
 
     `deciders` are verifiers of several; empty for a single one, or for `reward.threshold`.
     """
     names = list(deciders)
     if not names and config is not None:
         if config.reward.threshold is not None:
-            threshold = f"reward.threshold={config.reward.threshold:g}"
-            return f"{threshold} says right or wrong", "leave it out"
+            return f"reward.threshold={config.reward.threshold:g} says right or wrong"
         verifier = config.reward.verifier
         names = [verifier] if isinstance(verifier, str) else []
     if names == ["environment"]:
         environment = None if config is None else config.environment.title
         name = "the environment" if environment is None else f"`{own_name(environment)}`"
-        if config is not None and config.runs_agent:
-            return f"{name} says `correct`", "leave `correct` out of what the agent returns"
-        return f"{name} says `correct`", "leave `correct` out of its StepResult"
+        return f"{name} says `correct`"
     shown = " and ".join(f"`{own_name(name)}`" for name in names) or "the reward"
     verb = "say" if len(names) > 1 else "says"
-    who = f"{shown} {verb} right or wrong"
-    if any(name in VERIFIERS for name in names):
-        return who, "leave it out of the reward"
-    if not deciders:
-        return who, f"leave `acc` or `correct` out of what {shown} returns"
-    return f"{who} (True or False)", f"let {shown} return numbers, for example float(...)"
+    return f"{shown} {verb} right or wrong"
 
 
 def reward_test_command(

@@ -1,15 +1,29 @@
 """`gsm8k`: numbers after `####`, compared by value."""
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.libs.strict_math import extract_answer
 from dapo.libs.strict_math.stated_number import last_number, stated_number
-from dapo.libs.strict_math.text import only_listed, plain_number, stated_part, strip_formatting
+from dapo.libs.strict_math.text import (
+    numbers_in,
+    only_listed,
+    plain_number,
+    stated_part,
+    strip_formatting,
+)
 from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 
 _MARK = "####"
+# an equals sign and the number behind it, which is no result where an operation goes on
+_RESULT = re.compile(
+    r"=[\s*]{0,4}(?:\\?[$£€]\s?)?(?P<number>[-−]?(?:\d[\d,]*+(?:\.\d++)?+|\.\d++))"
+    r"(?![\s%]{0,3}[-+*/×÷x−]\s{0,3}\\?[$£€]?[\d(.])",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -18,9 +32,15 @@ class Gsm8kVerifier:
 
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are
     1200; `#### 3 or 4`, `#### not 3` and `#### \pm 3` are wrong whatever the reference.
+
+    With `partial_credit` a wrong response scores between -1 and 0: -1 plus the Dice coefficient of
+    its results and those of the worked solution. A result is the number behind an equals sign, as
+    in `48 / 2 = 24` and `<<48/2=24>>`. The solution is the text before `####` in a column of the
+    row.
     """
 
     flexible: bool = False  # without any mark, take the last number of the response
+    partial_credit: bool = False
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         final_text = only_listed(problem.answer).rpartition(_MARK)[2]
@@ -29,10 +49,20 @@ class Gsm8kVerifier:
             return error_verdict(
                 f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number"
             )
+        solution = _worked_solution(problem) if self.partial_credit else ""
+        if solution is None:
+            return error_verdict(
+                "gsm8k: partial_credit compares with a worked solution, and no column of the row"
+                f" has text before {_MARK}"
+            )
         currency = "\\$" if "$" in final_text else ""
-        return number_verdict(
+        verdict = number_verdict(
             reference, self._number(stated_part(response), problem.question, currency)
         )
+        if verdict.correct or not self.partial_credit:
+            return verdict
+        agreement = dice(results_of(response), results_of(solution))
+        return Verdict(False, verdict.score + agreement, answer=verdict.answer)
 
     def _number(self, text: str, question: str, currency: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
@@ -43,6 +73,32 @@ class Gsm8kVerifier:
         if marked := extract_answer(text):
             return stated_number(marked, question=question, currency=currency)
         return last_number(_strip_currency(text)) if self.flexible else None
+
+
+def results_of(text: str) -> Counter[Fraction]:
+    """Count the results of the calculations that a text writes out."""
+    numbers = [match["number"].strip(",") for match in _RESULT.finditer(text)]
+    return Counter(value for number in numbers for value in numbers_in(number.replace(",", "")))
+
+
+def dice(first: Counter[Fraction], second: Counter[Fraction]) -> float:
+    """Return the Dice coefficient of two multisets, twice the shared part of all their members.
+
+    It is 0 where both are empty.
+    """
+    total = first.total() + second.total()
+    return 2 * (first & second).total() / total if total else 0.0
+
+
+def _worked_solution(problem: Problem) -> str | None:
+    """Return the text before `####` of the answer, else of the first column that has it."""
+    texts = (problem.answer, *problem.fields.values())
+    for text in texts:
+        if isinstance(text, str):
+            solution, mark, _ = text.rpartition(_MARK)
+            if mark and solution.strip():
+                return solution
+    return None
 
 
 def _strip_currency(text: str) -> str:
