@@ -148,15 +148,18 @@ SOLUTION = "He has 2*8 = <<2*8=16>>16 and 16-3=<<16-3=13>>13.\n#### 13"
         ("2*8 = 16 and 16-3 = 13.\n#### 12", 0.0),
         ("<<2*8=16>>16 and $16-$3 = \\$13.00\n#### 12", 0.0),
         ("2*8 = 16 and 16-3 = 12.\n#### 12", -0.5),
-        ("2*8 = 16.\n#### 16", -1 / 3),
-        ("2*8 = 16, 16+1 = 17, 17+1 = 18, 18+1 = 19.\n#### 19", -2 / 3),
-        ("2*8 = 16 = 16 = 16.\n#### 16", -0.6),
+        ("2*8 = 16.\n#### 16", -0.5),
+        ("2*8 = 16, 16+1 = 17, 17-4 = 13, 13+1 = 14.\n#### 14", -0.5),
+        ("1+1 = 2, 2*8 = 16, 16-3 = 13, 13+1 = 14.\n#### 14", -0.5),
+        ("2*8 = 16 = 16 = 16.\n#### 16", -0.5),
         ("= 16 - 3 = 13 x 2 = 26\n#### 26", -1.0),
         ("16 and 13\n#### 12", -1.0),
         ("", -1.0),
     ],
 )
-def test_gsm8k_partial_credit_is_the_dice_coefficient_of_the_results(response, score):
+def test_gsm8k_partial_credit_is_the_share_of_the_solutions_results_among_as_many_first_ones(
+    response, score
+):
     verifier = get_verifier("gsm8k", partial_credit=True)
     verdict = verifier(Problem("1", "Q", "13", fields={"note": 7, "answer": SOLUTION}), response)
     assert verdict.score == pytest.approx(score)

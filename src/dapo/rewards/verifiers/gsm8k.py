@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -33,10 +34,10 @@ class Gsm8kVerifier:
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are
     1200; `#### 3 or 4`, `#### not 3` and `#### \pm 3` are wrong whatever the reference.
 
-    With `partial_credit` a wrong response scores between -1 and 0: -1 plus the Dice coefficient of
-    its results and those of the worked solution. A result is the number behind an equals sign, as
-    in `48 / 2 = 24` and `<<48/2=24>>`. The solution is the text before `####` in a column of the
-    row.
+    With `partial_credit` a wrong response scores between -1 and 0: -1 plus the share of the worked
+    solution's n results that are among its own first n. A result is the number behind an equals
+    sign, as in `48 / 2 = 24` and `<<48/2=24>>`. The solution is the text before `####` in a column
+    of the row. Without results it gives no credit.
     """
 
     flexible: bool = False  # without any mark, take the last number of the response
@@ -61,8 +62,8 @@ class Gsm8kVerifier:
         )
         if verdict.correct or not self.partial_credit:
             return verdict
-        agreement = dice(results_of(response), results_of(solution))
-        return Verdict(False, verdict.score + agreement, answer=verdict.answer)
+        credit = share_found(results_of(response), results_of(solution))
+        return Verdict(False, verdict.score + credit, answer=verdict.answer)
 
     def _number(self, text: str, question: str, currency: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
@@ -75,19 +76,22 @@ class Gsm8kVerifier:
         return last_number(_strip_currency(text)) if self.flexible else None
 
 
-def results_of(text: str) -> Counter[Fraction]:
-    """Count the results of the calculations that a text writes out."""
-    numbers = [match["number"].strip(",") for match in _RESULT.finditer(text)]
-    return Counter(value for number in numbers for value in numbers_in(number.replace(",", "")))
+def results_of(text: str) -> list[Fraction]:
+    """Return the results of the calculations that a text writes out, in their order."""
+    numbers = [match["number"].replace(",", "") for match in _RESULT.finditer(text)]
+    return [value for number in numbers for value in numbers_in(number)]
 
 
-def dice(first: Counter[Fraction], second: Counter[Fraction]) -> float:
-    """Return the Dice coefficient of two multisets, twice the shared part of all their members.
+def share_found(results: Sequence[Fraction], references: Sequence[Fraction]) -> float:
+    """Return the share of n references that are among the first n results; 0 without references.
 
-    It is 0 where both are empty.
+    Only n count, so that a list of guesses gains nothing. Results beyond them cost nothing, so that
+    ending early, before a calculation that is likely to be wrong, gains nothing either.
     """
-    total = first.total() + second.total()
-    return 2 * (first & second).total() / total if total else 0.0
+    if not references:
+        return 0.0
+    shared = Counter(results[: len(references)]) & Counter(references)
+    return shared.total() / len(references)
 
 
 def _worked_solution(problem: Problem) -> str | None:
