@@ -5,7 +5,8 @@
 For each of three rewards, over the groups that it lets train: the mean product of a response's
 advantage (Eq. 9) and its length, relative to the mean of its group, and the same for the number of
 calculations that it writes out. Below 0, the first steps teach short responses. `pm` is one
-standard error.
+standard error. The last row has the advantages with which the run trained, any penalty on length
+among them.
 """
 
 import argparse
@@ -25,19 +26,26 @@ from dapo.algo.sampling import SignalRule, is_informative
 from dapo.rewards.verifiers.gsm8k import Gsm8kVerifier, results_of
 from dapo.types import Problem, Verdict
 
-COLUMNS = ["group_id", "question", "answer", "fields", "response", "response_tokens"]
+COLUMNS = [
+    "group_id", "question", "answer", "fields", "response", "response_tokens", "outcome",
+    "advantage",
+]  # fmt: skip
 MANY = 4  # calculations from which a problem is a long one
-Rule = Callable[[Sequence[Verdict]], bool]
+Advantages = Sequence[float] | None
+"""Those of a group's responses; None where it does not train."""
 
 
 @dataclass(frozen=True)
 class JudgedGroup:
-    """A problem's calculations, and of each response the verdict, tokens and calculations."""
+    """A problem's calculations, and of each response the verdict, tokens and calculations, and the
+    advantage with which the run trained.
+    """
 
     num_references: int
     verdicts: Sequence[Verdict]
     num_tokens: Sequence[int]
     num_results: Sequence[int]
+    trained: Advantages = None
 
 
 def judged_groups(run: Path, steps: int) -> Iterator[JudgedGroup]:
@@ -56,57 +64,73 @@ def judged_groups(run: Path, steps: int) -> Iterator[JudgedGroup]:
                 [verifier(problem, row["response"]) for row in rows],
                 [row["response_tokens"] for row in rows],
                 [len(results_of(row["response"])) for row in rows],
+                [row["advantage"] for row in rows] if rows[0]["outcome"] == "trained" else None,
             )
 
 
-def right_or_wrong(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return the scores of Eq. 7."""
-    return [1.0 if verdict.correct else -1.0 for verdict in verdicts]
+def right_or_wrong(group: JudgedGroup) -> Advantages:
+    """Return the advantages from the scores of Eq. 7."""
+    if not is_informative(group.verdicts):
+        return None
+    return _advantages([1.0 if verdict.correct else -1.0 for verdict in group.verdicts])
 
 
-def with_credit(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return the scores with partial credit."""
-    return [verdict.score for verdict in verdicts]
+def right_at_least_twice(group: JudgedGroup) -> Advantages:
+    """Return the advantages of a group with two right responses or more."""
+    num_right = sum(verdict.correct is True for verdict in group.verdicts)
+    return right_or_wrong(group) if num_right >= 2 else None
 
 
-def at_least_twice(verdicts: Sequence[Verdict]) -> bool:
-    """Whether Eq. 11 keeps a group with two right responses or more."""
-    return is_informative(verdicts) and sum(verdict.correct is True for verdict in verdicts) >= 2
-
-
-def by_score(verdicts: Sequence[Verdict]) -> bool:
-    """Whether `dynamic_sampling: {metric: score, min_spread: 0.25}` keeps a group."""
+def partial_credit(group: JudgedGroup) -> Advantages:
+    """Return the advantages with `dynamic_sampling: {metric: score, min_spread: 0.25}`."""
     rule = SignalRule("score", min_spread=0.25)
-    return is_informative(verdicts, rule.metric) and rule.is_met_by(verdicts)
+    if not is_informative(group.verdicts, rule.metric) or not rule.is_met_by(group.verdicts):
+        return None
+    return _advantages([verdict.score for verdict in group.verdicts])
 
 
-REWARDS: dict[str, tuple[Rule, Callable[[Sequence[Verdict]], list[float]]]] = {
-    "right or wrong": (is_informative, right_or_wrong),
-    "right at least twice": (at_least_twice, right_or_wrong),
-    "partial credit": (by_score, with_credit),
-}
+def as_trained(group: JudgedGroup) -> Advantages:
+    """Return the run's own advantages."""
+    return group.trained
+
+
+def _advantages(scores: Sequence[float]) -> list[float]:
+    advantages: list[float] = group_advantages(torch.tensor(scores, dtype=torch.float64)).tolist()
+    return advantages
+
+
+REWARDS: Sequence[Callable[[JudgedGroup], Advantages]] = (
+    right_or_wrong,
+    right_at_least_twice,
+    partial_credit,
+    as_trained,
+)
 
 
 def tendency(
-    groups: Sequence[JudgedGroup], keeps: Rule, scores: Callable[[Sequence[Verdict]], list[float]]
+    groups: Sequence[JudgedGroup], advantages_of: Callable[[JudgedGroup], Advantages]
 ) -> dict[str, float]:
     """Return the share of groups that train, of long problems in it, and the two mean products."""
     lengths: list[float] = []
     calculations: list[float] = []
-    kept = [group for group in groups if keeps(group.verdicts)]
-    for group in kept:
-        rewards = torch.tensor(scores(group.verdicts), dtype=torch.float64)
+    num_kept = 0
+    num_long = 0
+    for group in groups:
+        advantages = advantages_of(group)
+        if advantages is None:
+            continue
+        num_kept += 1
+        num_long += group.num_references >= MANY
         mean_tokens = fmean(group.num_tokens)
         mean_results = fmean(group.num_results)
         for advantage, tokens, results in zip(
-            group_advantages(rewards).tolist(), group.num_tokens, group.num_results, strict=True
+            advantages, group.num_tokens, group.num_results, strict=True
         ):
             lengths.append(advantage * (tokens / mean_tokens - 1))
             calculations.append(advantage * (results - mean_results))
-    num_long = sum(group.num_references >= MANY for group in kept)
     return {
-        "kept": round(len(kept) / len(groups), 2),
-        "long": round(num_long / len(kept), 2),
+        "kept": round(num_kept / len(groups), 2),
+        "long": round(num_long / num_kept, 2),
         "length": round(fmean(lengths), 4),
         "length_pm": round(_standard_error(lengths), 4),
         "calculations": round(fmean(calculations), 3),
@@ -126,8 +150,9 @@ def main() -> None:
     arguments = parser.parse_args()
     groups = list(judged_groups(arguments.run, arguments.steps))
     print(json.dumps({"groups": len(groups)}))
-    for name, (keeps, scores) in REWARDS.items():
-        print(json.dumps({"reward": name, **tendency(groups, keeps, scores)}))
+    for advantages_of in REWARDS:
+        name = advantages_of.__name__.replace("_", " ")
+        print(json.dumps({"reward": name, **tendency(groups, advantages_of)}))
 
 
 if __name__ == "__main__":
