@@ -30,6 +30,7 @@ LABELS = {
     "untrained": "untrained",
     WARM: "after the worked solutions",
     "dapo": "DAPO",
+    "credit": "DAPO with partial credit",
     "grpo": "GRPO",
     "every-group": "DAPO without dynamic sampling",
     "trl": "TRL's GRPOTrainer",
@@ -179,7 +180,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(7, 3.6), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    colours = {"dapo": "C0", "grpo": "C1", "every-group": "C2", "trl": "C3"}
+    colours = {"dapo": "C0", "credit": "C4", "grpo": "C1", "every-group": "C2", "trl": "C3"}
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for name in _in_order(results):
         if run_of(name).rpartition("-")[0] in colours:
