@@ -357,6 +357,11 @@ def test_other_options_of_a_verifier_judge_otherwise_and_an_unknown_verifier_is_
         DataError, match=r"^verifier_options is {'extract': 'final'} in one and {} in the other$"
     ):
         paired_difference(first, scored(1.0, 0.0, verifier="exact"))
+    credited = scored(1.0, verifier="gsm8k", verifier_options={"partial_credit": True})
+    flexible = scored(1.0, verifier="gsm8k", verifier_options={"flexible": True})
+    assert paired_difference(credited, scored(1.0, verifier="gsm8k"))["equal"] == 1
+    with pytest.raises(DataError, match="^verifier_options is "):
+        paired_difference(credited, flexible)
     unknown = {name: value for name, value in first.items() if name not in RewardConfig().judging}
     assert (
         paired_difference(unknown, first)["equal"]

@@ -20,6 +20,7 @@ import numpy as np
 
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import difference_interval, student_interval
+from dapo.rewards.verifier import deciding_options
 
 MUST_MATCH = (
     # older files lack them: their verifier is unknown
@@ -70,13 +71,20 @@ def require_pairable(
     if same_draws:
         names += SAME_DRAWS
     for name in names:
-        if name in a and name in b and a[name] != b[name]:
+        if name in a and name in b and _setting(a, name) != _setting(b, name):
             raise DataError(f"{name} is {a[name]} in one and {b[name]} in the other")
     ids_a = {row["id"] for row in a["table"]}
     ids_b = {row["id"] for row in b["table"]}
     unpaired = ids_a ^ ids_b
     if unpaired and not _are_beginnings(a, b, ids_a, ids_b):
         raise DataError(f"{len(unpaired)} problems are only in one of them")
+
+
+def _setting(result: Mapping[str, Any], name: str) -> Any:
+    """Return a setting, of the verifier's options only those that decide right and wrong."""
+    if name == "verifier_options" and result.get("binary"):
+        return deciding_options(result.get("verifier"), result[name])
+    return result[name]
 
 
 def _are_beginnings(

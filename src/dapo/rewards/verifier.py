@@ -65,6 +65,8 @@ class Registration:
     """`module:Class` of the verifier; the constructor's parameters are its options."""
     binary: bool = False
     """Every verdict is right or wrong, so that reward.threshold has no effect."""
+    score_options: Sequence[str] = ()
+    """The options that change scores alone, never right or wrong, so that accuracies compare."""
     reads_answer: Callable[[Mapping[str, Any]], bool] = lambda options: False
     """Whether, with these options, every row needs a reference answer."""
     markers: Sequence[str] = ()
@@ -116,6 +118,7 @@ _OWN_VERIFIERS: Mapping[str, Registration] = {
     "gsm8k": Registration(
         f"{_FOLDER}.gsm8k:Gsm8kVerifier",
         binary=True,
+        score_options=("partial_credit",),
         reads_answer=_always,
         markers=("answer:", "boxed", "####"),
         check=_by_verdict,
@@ -154,6 +157,17 @@ Another package adds one by an entry point to its `Registration`.
 def is_binary(name: str) -> bool:
     """Return True if verifier `name` gives only right or wrong; False for functions."""
     return name in VERIFIERS and VERIFIERS[name].binary
+
+
+def deciding_options(verifier: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options without those that change only the scores of the one verifier named.
+
+    `verifier` is `reward.verifier`: of several, a mapping, all options are returned.
+    """
+    if not isinstance(verifier, str) or verifier not in VERIFIERS:
+        return options
+    ignored = VERIFIERS[verifier].score_options
+    return {name: value for name, value in options.items() if name not in ignored}
 
 
 def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
