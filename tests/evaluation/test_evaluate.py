@@ -360,7 +360,7 @@ def test_other_options_of_a_verifier_judge_otherwise_and_an_unknown_verifier_is_
     credited = scored(1.0, verifier="gsm8k", verifier_options={"partial_credit": True})
     flexible = scored(1.0, verifier="gsm8k", verifier_options={"flexible": True})
     assert paired_difference(credited, scored(1.0, verifier="gsm8k"))["equal"] == 1
-    with pytest.raises(DataError, match="^verifier_options is "):
+    with pytest.raises(DataError, match=r"^verifier_options is "):
         paired_difference(credited, flexible)
     unknown = {name: value for name, value in first.items() if name not in RewardConfig().judging}
     assert (
