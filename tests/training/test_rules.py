@@ -222,6 +222,16 @@ def test_where_no_response_is_right_the_problems_are_named_and_no_option(
     assert one_right == []
 
 
+def test_where_scores_decide_partial_credit_teaches_although_no_response_is_right():
+    never_right = HEALTHY | {"reward/accuracy": 0.0}
+    logged = NONE_RIGHT | {"rollout/groups_all_wrong": 16, "rollout/groups_trained": 48}
+    logged["rollout/keep_rate"] = 0.75
+    by_score = options(dynamic_sampling__metric="score")
+    for config, expected in ((options(), ["too_hard"]), (by_score, [])):
+        names = [each.name for each in found(logged, config, early=never_right)]
+        assert [name for name in names if name == "too_hard"] == expected
+
+
 def test_a_run_that_has_had_a_correct_response_may_have_another_one():
     """Runs that learned have had five steps without one (evidence: curriculum_small, every group
     trains).

@@ -278,8 +278,8 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
     if outcome == "zero_variance":
         score = scores[0] if scores else 0
         return f"all {num_valid} scores are {score:g}: no response is better than another"
-    compares_scores = options.get("dynamic_sampling.metric") == "score"
-    compares_scores |= any(row["correct"] is None for row in valid)
+    has_scores_only = any(row["correct"] is None for row in valid)
+    compares_scores = has_scores_only or options.get("dynamic_sampling.metric") == "score"
     if compares_scores:
         signal = f"its scores range from {min(scores):g} to {max(scores):g}"
     else:

@@ -159,7 +159,7 @@ def is_binary(name: str) -> bool:
     return name in VERIFIERS and VERIFIERS[name].binary
 
 
-def deciding_options(verifier: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def deciding_options(verifier: object, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options without those that change only the scores of the one verifier named.
 
     `verifier` is `reward.verifier`: of several, a mapping, all options are returned.

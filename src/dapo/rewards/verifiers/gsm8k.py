@@ -22,7 +22,7 @@ _MARK = "####"
 # an equals sign and the number behind it, which is no result where an operation goes on
 _RESULT = re.compile(
     r"=[\s*]{0,4}(?:\\?[$£€]\s?)?(?P<number>[-−]?(?:\d[\d,]*+(?:\.\d++)?+|\.\d++))"
-    r"(?![\s%]{0,3}[-+*/×÷x−]\s{0,3}\\?[$£€]?[\d(.])",
+    r"(?![\s%]{0,3}(?:[-+*/×÷x−]|\\(?:times|cdot|div))\s{0,3}\\?[$£€]?[\d(.])(?!\s?\(\s?\d)",
     re.ASCII,
 )
 

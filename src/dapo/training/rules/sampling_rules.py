@@ -34,8 +34,10 @@ def too_hard(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
-    """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
+    """Wrong responses alone teach nothing of a task, unless their scores decide what trains."""
     keep_rate = signal_rate(history, config)
+    if keep_rate and config.dynamic_sampling.metric == "score":
+        return None
     groups = round(decided(history))
     steps = len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
