@@ -7,8 +7,9 @@
 
 The folder holds `evals/NAME.json`, written by `dapo eval --output`, for `untrained`, `warm` and
 each run, and the run directories `METHOD-SEED`, of which TRL's hold `training.json`. An evaluation
-`METHOD-SEED_NOTE.json` is one more of the same run, such as one before its end. The curve of a run
-is the accuracy on its training problems.
+`METHOD-SEED_NOTE.json` is one more of the same run, such as one before its end or with another
+top-p. Each is compared with the warm start's evaluation at its own temperature and top-p. The curve
+of a run is the accuracy on its training problems.
 """
 
 import argparse
@@ -30,10 +31,19 @@ LABELS = {
     "untrained": "untrained",
     WARM: "after the worked solutions",
     "dapo": "DAPO",
-    "credit": "DAPO with partial credit",
+    "cool": "DAPO, sampled at .7",
+    "credit": "DAPO with partial credit, sampled at .7",
     "grpo": "GRPO",
     "every-group": "DAPO without dynamic sampling",
     "trl": "TRL's GRPOTrainer",
+}
+COLOURS = {
+    "dapo": "C0",
+    "cool": "C5",
+    "credit": "C4",
+    "grpo": "C1",
+    "every-group": "C2",
+    "trl": "C3",
 }
 MARKER = "<!-- gsm8k -->"
 NEVER = 0.0
@@ -47,20 +57,29 @@ _TABLE = re.compile(rf"{MARKER}\n.*?{MARKER}\n", re.DOTALL)
 def summarize(folder: Path) -> dict[str, Any]:
     """Return the results by name: accuracies with intervals, and what each run has cost.
 
-    An evaluation's interval is the 95 % interval of `dapo eval`; `difference` is paired with the
-    warm start by problem.
+    An evaluation's interval is the 95 % interval of `dapo eval`; `difference` is paired by problem
+    with the warm start, sampled in the same way.
     """
     evaluations = {
         path.stem: json.loads(path.read_text("utf-8"))
         for path in sorted((folder / "evals").glob("*.json"))
     }
+    starts = {
+        sampling_of(evaluation): evaluation
+        for name, evaluation in evaluations.items()
+        if run_of(name) == WARM
+    }
+    kept = (
+        "accuracy", "low", "high", "pass@4", "problems", "samples_per_problem", "temperature",
+        "top_p",
+    )  # fmt: skip
     results: dict[str, Any] = {}
     for name, evaluation in evaluations.items():
-        kept = ("accuracy", "low", "high", "pass@4", "problems", "samples_per_problem")
         results[name] = {key: evaluation[key] for key in kept}
         results[name]["response_tokens"] = evaluation["response_tokens_mean"]
-        if name not in ("untrained", WARM):
-            difference = paired_difference(evaluations[WARM], evaluation)
+        start = starts.get(sampling_of(evaluation))
+        if start is not None and run_of(name) not in ("untrained", WARM):
+            difference = paired_difference(start, evaluation)
             results[name] |= {
                 "difference": difference["difference"],
                 "difference_low": difference["low"],
@@ -75,6 +94,11 @@ def summarize(folder: Path) -> dict[str, Any]:
 def run_of(name: str) -> str:
     """Return the run of an evaluation: `dapo-0` for `dapo-0_30`."""
     return name.partition("_")[0]
+
+
+def sampling_of(evaluation: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the temperature and the top-p of an evaluation."""
+    return evaluation["temperature"], evaluation["top_p"]
 
 
 def cost_of(run: Path, last_step: int | None) -> dict[str, Any]:
@@ -114,8 +138,31 @@ def _rate(rows: Sequence[Mapping[str, Any]], tokens: str, seconds: str) -> float
     return median(rates) if rates else None
 
 
+def by_sampling(
+    results: Mapping[str, Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return the results by the words for their sampling, the freest first."""
+    groups: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name in sorted(results, key=lambda name: sampling_of(results[name]), reverse=True):
+        row = results[name]
+        words = f"temperature {row['temperature']:g}"
+        if row["top_p"] < 1:
+            words += f", top-p {row['top_p']:g}"
+        groups.setdefault(words, {})[name] = row
+    return groups
+
+
+def tables(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table for each way of sampling, under a line that names it."""
+    for words, group in by_sampling(results).items():
+        yield f"Sampled at {words}:"
+        yield ""
+        yield from table(group)
+        yield ""
+
+
 def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the page's table: a row per evaluation, in the order of LABELS."""
+    """Yield the lines of a table: a row per evaluation, in the order of LABELS."""
     yield (
         "| | avg@4, % | less the warm start, points | pass@4, % | steps | minutes | generated tokens |"
     )
@@ -173,22 +220,34 @@ def _interval(row: Mapping[str, Any], value: str, low: str, high: str, form: str
 
 
 def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Draw the points gained over the warm start, paired by problem, over minutes of rewards."""
+    """Draw the points gained over the warm start, paired by problem, over minutes of rewards.
+
+    A panel for each way of sampling the answers, with one scale.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 3.6), dpi=100, layout="constrained")
+    groups = by_sampling(results)
+    figure = Figure(figsize=(9, 3.8), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    colours = {"dapo": "C0", "credit": "C4", "grpo": "C1", "every-group": "C2", "trl": "C3"}
+    panels = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+    for axes, (words, group) in zip(panels, groups.items(), strict=True):
+        _draw_gains(axes, group)
+        axes.set_title(words)
+    panels[0].set_ylabel("points over the warm start")
+    figure.savefig(path)
+
+
+def _draw_gains(axes: Any, results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw a line from the warm start through the evaluations of each run."""
     runs: dict[str, list[Mapping[str, Any]]] = {}
     for name in _in_order(results):
-        if run_of(name).rpartition("-")[0] in colours:
+        if run_of(name).rpartition("-")[0] in COLOURS:
             runs.setdefault(run_of(name), []).append(results[name])
     labelled = set()
     for run, rows in runs.items():
         method = run.rpartition("-")[0]
-        colour = colours[method]
+        colour = COLOURS[method]
         minutes = [row["seconds"] / 60 for row in rows]
         gains = [100 * row["difference"] for row in rows]
         errors = [
@@ -203,9 +262,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         axes.errorbar(minutes, gains, errors, color=colour, capsize=3, fmt="o", markersize=3)
     axes.axhline(0, color="grey", linestyle="--", linewidth=1)
     axes.set_xlabel("minutes of rewards")
-    axes.set_ylabel("points over the warm start")
     axes.legend(frameon=False)
-    figure.savefig(path)
 
 
 def count_calculations(texts: Sequence[str]) -> tuple[int, int, int]:
@@ -261,9 +318,9 @@ def _typical_text(row: Mapping[str, Any]) -> str:
 
 
 def write_page(page: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the two tables between the page's markers."""
+    """Replace the tables between the page's markers."""
     text = page.read_text("utf-8")
-    lines = "\n".join([*table(results), "", *cost_table(results)])
+    lines = "\n".join([*tables(results), *cost_table(results)])
     replaced, count = _TABLE.subn(f"{MARKER}\n{lines}\n{MARKER}\n", text)
     if count != 1:
         raise SystemExit(f"{page}: expected two markers {MARKER}, each on a line of its own")

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on GSM8K, from the warm start of configs/gsm8k_laptop.yaml, for some minutes.
 
     make .venv-trl/.installed
-    PYTHONPATH=src .venv-trl/bin/python -m evidence.gsm8k_trl MODEL train.jsonl OUT --minutes 30 --lr 2e-5
+    PYTHONPATH=src .venv-trl/bin/python -m evidence.gsm8k_trl MODEL train.jsonl OUT --minutes 30 --lr 5e-5
 
 Everything that both systems have is equal: the model, the problems, the verifier, the group size,
 the lengths, the temperature, the optimiser, the precision and two updates a step. TRL samples the
@@ -83,7 +83,7 @@ def main() -> None:
         steps_per_generation=responses // MICROBATCH,
         gradient_accumulation_steps=responses // MICROBATCH // UPDATES,
         max_completion_length=MAX_TOKENS,
-        temperature=0.7,
+        temperature=1.0,
         learning_rate=arguments.lr,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=2 * UPDATES,

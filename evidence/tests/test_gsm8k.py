@@ -16,10 +16,10 @@ STEPS = 2
 DATA = '{"builtin": {"sums": {}}, "size": 8, "seed": 2}'
 
 
-def evaluate(capsys: pytest.CaptureFixture[str], model: str, output: Path) -> None:
+def evaluate(capsys: pytest.CaptureFixture[str], model: str, output: Path, *options: str) -> None:
     arguments = ["--data", DATA, "--samples-per-problem", "4", "--output", str(output)]
-    options = ["rollout.max_response_tokens=8", "reward.verifier=dapo.rewards.examples:has_digit"]
-    code, _, err = command(capsys, "eval", model, *arguments, *options)
+    judged = ["rollout.max_response_tokens=8", "reward.verifier=dapo.rewards.examples:has_digit"]
+    code, _, err = command(capsys, "eval", model, *arguments, *judged, *options)
     assert code == 0, err
 
 
@@ -100,6 +100,26 @@ def test_the_page_has_a_row_for_each_evaluation_and_is_written_again_without_a_c
         write_page(page, results)
     draw(summarize(folder), folder / "picture.png")
     assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_each_way_of_sampling_has_its_own_table_and_its_own_warm_start(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = "eval.top_p=1"
+    evaluate(capsys, "tiny-random", folder / "evals/warm_free.json", free)
+    evaluate(capsys, str(folder / "dapo-0"), folder / "evals/dapo-0_free.json", free)
+    results = summarize(folder)
+    for note in ("", "_free"):
+        gain = results[f"dapo-0{note}"]["accuracy"] - results[f"warm{note}"]["accuracy"]
+        assert results[f"dapo-0{note}"]["difference"] == pytest.approx(gain)
+    page = folder / "page.md"
+    page.write_text(f"{MARKER}\n{MARKER}\n", "utf-8")
+    write_page(page, results)
+    lines = page.read_text("utf-8").splitlines()
+    places = [lines.index(f"Sampled at temperature 1{end}:") for end in ("", ", top-p 0.7")]
+    for place, note in zip(places, ("_free", ""), strict=True):
+        accuracy = 100 * results[f"warm{note}"]["accuracy"]
+        assert lines[place + 4].startswith(f"| after the worked solutions | {accuracy:.1f} (")
 
 
 def test_wrong_calculations_are_those_whose_result_is_another_number() -> None:

@@ -394,10 +394,11 @@ def test_an_evaluation_without_any_verdict_has_no_accuracy_and_says_so():
     assert require_summary(older, "a file") == summary | {"table": evaluation.table()}
 
 
-def test_another_seed_is_paired_unless_the_same_draws_are_wanted():
-    assert paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1))["equal"] == 2
-    with pytest.raises(DataError, match="seed is 0 in one and 1 in the other"):
-        paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1), same_draws=True)
+def test_another_seed_is_paired_and_said():
+    difference = paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, seed=1))
+    assert difference["equal"] == 2
+    assert difference["note"].startswith("their seeds are 0 and 1")
+    assert paired_difference(scored(1.0, 0.0), scored(1.0, 0.0))["note"] is None
 
 
 def slow_if_right(request: GenerationRequest) -> int:
@@ -435,7 +436,7 @@ def test_results_that_ended_apart_are_paired_on_what_both_have():
         results.append({**ended.summary(), "table": ended.table()})
     assert results[0]["problems"] < results[1]["problems"]
     for pair in (results, results[::-1]):
-        difference = paired_difference(*pair, same_draws=True)
+        difference = paired_difference(*pair)
         assert difference["problems"] == results[0]["problems"]
     whole = evaluated({number: marks[number] for number in range(300)})
     with pytest.raises(DataError, match="only in one of them"):

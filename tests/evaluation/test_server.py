@@ -243,8 +243,10 @@ def test_two_results_are_compared_problem_by_problem(
     paired = "second - first, paired over 4 problems: better on 3, worse on 1, equal on 0"
     assert difference[1] == paired
     assert json.loads(both.read_text())["comparison"]["difference"] == 0.5
-    assert evaluated(*compare, "train.seed=1") == 2
-    assert "cannot be compared: seed is 0 in one and 1 in the other" in capsys.readouterr().err
+    assert evaluated(*compare, "train.seed=1") == 0
+    assert "their seeds are 0 and 1: other random numbers" in capsys.readouterr().out
+    assert evaluated(*compare, "eval.top_p=1") == 2
+    assert "cannot be compared: top_p is 0.7 in one and 1.0 in the other" in capsys.readouterr().err
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def print_evaluation(
 
 
 def _describe_difference(comparison: Mapping[str, Any]) -> str:
-    """Describe the paired difference of two results in two lines, which result is better first."""
+    """Describe the paired difference of two results which result is better first."""
     difference = comparison["difference"]
     if difference is None:
         return "second - first: no problem has a verdict in both"
@@ -65,10 +65,12 @@ def _describe_difference(comparison: Mapping[str, Any]) -> str:
     if comparison["low"] is not None:
         interval = f"95 % interval {comparison['low']:+.4f} to {comparison['high']:+.4f}"
     verdict = who_is_better(comparison, first="the first", second="the second")
+    note = "" if comparison["note"] is None else f"\n{comparison['note']}"
     return (
         f"{verdict}: {difference:+.4f} ({interval})\n"
         f"second - first, paired over {plural(comparison['problems'], 'problem')}: better on"
         f" {comparison['better']}, worse on {comparison['worse']}, equal on {comparison['equal']}"
+        f"{note}"
     )
 
 

@@ -38,8 +38,6 @@ alone.
 """
 EVALUATION_OPTIONS = ("data.eval", "eval.", "reward.verifier", "reward.options", "reward.threshold")
 """The options, or prefixes of them, that decide how held-out responses are sampled and judged."""
-# the settings that give both evaluations the same random numbers
-SAME_DRAWS = ("samples_per_problem", "seed")
 
 
 def who_is_better(difference: Mapping[str, Any], *, first: str = "a", second: str = "b") -> str:
@@ -60,17 +58,9 @@ def who_is_better(difference: Mapping[str, Any], *, first: str = "a", second: st
     return "no significant difference"
 
 
-def require_pairable(
-    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
-) -> None:
-    """Raise DataError if two evaluations, with their tables, must not be paired.
-
-    With `same_draws`, seed and samples per problem must agree as well.
-    """
-    names = list(MUST_MATCH)
-    if same_draws:
-        names += SAME_DRAWS
-    for name in names:
+def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    """Raise DataError if two evaluations, with their tables, must not be paired."""
+    for name in MUST_MATCH:
         if name in a and name in b and _setting(a, name) != _setting(b, name):
             raise DataError(f"{name} is {a[name]} in one and {b[name]} in the other")
     ids_a = {row["id"] for row in a["table"]}
@@ -98,8 +88,28 @@ def _are_beginnings(
     return is_inside and num_all[0] == num_all[1]
 
 
+def pairing_note(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    """Say which draws two evaluations do not share; None if they share all.
+
+    >>> pairing_note({"seed": 0, "samples_per_problem": 4}, {"seed": 0, "samples_per_problem": 2})
+    'they have 4 and 2 samples of each problem: the first 2 are compared'
+    """
+    if a.get("seed") != b.get("seed"):
+        return (
+            f"their seeds are {a.get('seed')} and {b.get('seed')}: other random numbers, so the"
+            " interval is wider than with one seed"
+        )
+    num_samples = (a["samples_per_problem"], b["samples_per_problem"])
+    if num_samples[0] == num_samples[1]:
+        return None
+    return (
+        f"they have {num_samples[0]} and {num_samples[1]} samples of each problem: the first"
+        f" {min(num_samples)} are compared"
+    )
+
+
 def paired_accuracies(
-    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
+    a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> dict[str, tuple[float | None, float | None]]:
     """Pair the accuracies of two evaluations by problem, in the order of a; None without a verdict.
 
@@ -111,12 +121,11 @@ def paired_accuracies(
     Args:
         a: an evaluation with its table.
         b: another.
-        same_draws: whether seed and samples per problem must agree.
 
     Raises:
         DataError: the evaluations must not be paired (`require_pairable`).
     """
-    require_pairable(a, b, same_draws=same_draws)
+    require_pairable(a, b)
     samples_of_a = a["samples_per_problem"]
     samples_of_b = b["samples_per_problem"]
     num_shared = None
@@ -146,13 +155,11 @@ def _accuracy(row: Mapping[str, Any], num_samples: int | None) -> float | None:
     return fsum(values) / len(values) if values else None
 
 
-def paired_difference(
-    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
-) -> dict[str, Any]:
+def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     """Compute the difference (b minus a) of two evaluations, paired by `paired_accuracies`.
 
     Returns a `Paired` as JSON values, with the numbers of problems with a verdict in both
-    evaluations, and of those on which b is better, worse and equal.
+    evaluations, and of those on which b is better, worse and equal, and `pairing_note`.
 
     Raises:
         DataError: the evaluations must not be paired (`require_pairable`).
@@ -161,7 +168,7 @@ def paired_difference(
     second = []
     better = 0
     worse = 0
-    for x, y in paired_accuracies(a, b, same_draws=same_draws).values():
+    for x, y in paired_accuracies(a, b).values():
         # a problem without a verdict in one of them is no pair
         if x is None or y is None:
             continue
@@ -176,6 +183,7 @@ def paired_difference(
         "better": better,
         "worse": worse,
         "equal": equal,
+        "note": pairing_note(a, b),
     }
 
 

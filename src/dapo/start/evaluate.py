@@ -86,7 +86,7 @@ def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
-    """Compare two models on the same problems with the same random numbers.
+    """Compare two models on the same problems, with the same random numbers where both are sampled.
 
     Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to
     both.
@@ -112,7 +112,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
             journal = _journal_path(request.output, f".{index}")
             results.append(_evaluate(model, request, base=base, journal=journal))
     try:
-        difference = paired_difference(*results, same_draws=True)
+        difference = paired_difference(*results)
     except DataError as error:
         raise DataError(f"{first} and {second} cannot be compared: {error}") from None
     result = {"first": results[0], "second": results[1], "comparison": difference}
