@@ -170,7 +170,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name in _in_order(results):
         row = results[name]
         method, _, seed = run_of(name).rpartition("-")
-        label = LABELS[method or name] + (f", seed {seed}" if method else "")
+        label = LABELS[method or run_of(name)] + (f", seed {seed}" if method else "")
         difference = ""
         if "difference" in row:
             difference = _interval(row, "difference", "difference_low", "difference_high", "+.1f")
