@@ -227,6 +227,8 @@ FAULTS = (
          (_reward("as_the_row_says"), "preset=grpo", "optim.lr=0.003", "train.eval_every=2"), held_out="Q" * 40),
     Case("a reward that pays for length", "length_explosion",
          (_reward("length"), "optim.lr=0.003"), rows="QQL" * 4),
+    Case("a reward that charges for length", "length_collapse",
+         (_reward("brevity"), "optim.lr=0.003", "train.num_steps=12"), rows="T" * 12),
     Case("updates that take longer than the next batch", "idle_engine", _ASYNC, change=slow_updates),
     Case("an engine that takes longer than the updates", "idle_trainer", (*_ASYNC, "train.num_steps=6"),
          change=slow_polls),

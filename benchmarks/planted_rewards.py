@@ -51,6 +51,11 @@ def length(problem: Problem, response: str) -> float:
     return len(response) / 10
 
 
+def brevity(problem: Problem, response: str) -> float:
+    """Charges for every character."""
+    return -len(response) / 10
+
+
 def outlier(problem: Problem, response: str, *, scale: float = 3000.0) -> float:
     """A score between 0 and 1, but for rare responses, which get thousands."""
     rare = zlib.crc32(f"{problem.id} {response}".encode()) % 60 == 0

@@ -121,6 +121,9 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("length_explosion", {"rollout/response_tokens_mean": 40.0},
      {"rollout/response_tokens_mean": 40.0, "reward/accuracy": 0.56}, {}),
     ("length_explosion", {"rollout/response_tokens_mean": 41.0}, {"rollout/response_tokens_mean": 39.0}, {}),
+    ("length_collapse", {"rollout/response_tokens_mean": 11.0},
+     {"rollout/response_tokens_mean": 11.0, "reward/accuracy": 0.56}, {}),
+    ("length_collapse", {"rollout/response_tokens_mean": 12.0}, {"rollout/response_tokens_mean": 12.1}, {}),
     ("repeated_text", {"rollout/looping_fraction": 0.11}, {"rollout/looping_fraction": 0.1}, {}),
     ("many_answers", {"rollout/many_answers_fraction": 0.11}, {"rollout/many_answers_fraction": 0.1}, {}),
     ("one_problem", {"rollout/top_problem_fraction": 0.51}, {}, {}),
@@ -301,6 +304,7 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
     ("equal_rewards", {FLAT: 0.8, "reward/accuracy": None}, CUT, {"dynamic_sampling__enabled": "false"}),
     ("truncation", {"rollout/truncated_fraction": 0.7}, {"rollout/looping_fraction": 0.5}, {}),
     ("length_explosion", {"rollout/response_tokens_mean": 60.0}, {"reward/accuracy": 0.56}, {}),
+    ("length_collapse", {"rollout/response_tokens_mean": 9.0}, {"reward/accuracy": 0.95}, {}),
     ("gradient_spike", {"optim/grad_norm": 9.0}, {FLAT: 0.8, "reward/accuracy": 0.8},
      {"dynamic_sampling__enabled": "false"}),  # of few groups whose norms are otherwise small
     # of the tokens that train
@@ -526,6 +530,26 @@ def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
     )
     usual = HEALTHY | {"optim/grad_norm": 5.0}  # above max_grad_norm
     assert "gradient_spike" not in names(spiked({"optim/grad_norm": 90.0}, options(), usual))
+
+
+def test_shorter_responses_are_what_is_wanted_where_many_are_cut_off():
+    short: dict[str, float | None] = {"rollout/response_tokens_mean": 9.0}
+    assert "length_collapse" not in names(
+        found(short, early=HEALTHY | {"rollout/truncated_fraction": 0.21})
+    )
+    (finding,) = [
+        each
+        for each in found(short | {"rollout/length_preference": -0.03})
+        if each.name == "length_collapse"
+    ]
+    assert "favour the shorter responses" in finding.cause
+    assert finding.change == ("overlong.mode=filter",)
+    (finding,) = [
+        each
+        for each in found(short | {"rollout/length_preference": -0.01})
+        if each.name == "length_collapse"
+    ]
+    assert "favour" not in finding.cause
 
 
 def test_length_under_selection_is_judged_by_held_out_accuracy_alone():

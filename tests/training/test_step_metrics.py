@@ -1,7 +1,9 @@
 """What a step writes down: the table of judged responses."""
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import pytest
@@ -11,6 +13,7 @@ from dapo.config import load_config
 from dapo.data.stream import ProblemStream
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics_file import read_metrics
 from dapo.runs.outcomes import COUNTED, OUTCOMES
 from dapo.runs.sinks import Tracker
 from dapo.sampling.batch import Sampling
@@ -18,9 +21,11 @@ from dapo.sampling.queue import Batch
 from dapo.sampling.samples import with_advantages
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics, in_background, rollouts_in_background
+from dapo.training.train import train
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, problems
 from helpers.paths import TINY
+from helpers.tiny_runs import new_run, tiny
 
 
 def judged(position: int, *scores: float | None) -> Group:
@@ -110,3 +115,23 @@ def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():
     assert done[-1] == "the end of the block"
     with pytest.raises(KeyError, match="block"), in_background(fail, name="test"):
         raise KeyError("block")
+
+
+def test_the_length_preference_is_the_mean_of_advantage_times_relative_length(tmp_path: Path):
+    options = ("data.eval=null", "train.num_steps=2", "rollout.max_response_tokens=64")
+    with new_run(tiny(*options), tmp_path / "run") as run:
+        train(run)
+    metrics = [row for row in read_metrics(run.directory.metrics) if row["step"] > 0]
+    assert len(metrics) == 2
+    for row in metrics:
+        lengths = defaultdict(list)
+        responses = read_table(run.directory.rollouts(row["step"])).to_pylist()
+        trained = [each for each in responses if each["advantage"]]
+        for each in trained:
+            lengths[each["group_id"]].append(each["response_tokens"])
+        products = [
+            each["advantage"] * (each["response_tokens"] / fmean(lengths[each["group_id"]]) - 1)
+            for each in trained
+        ]
+        assert row["rollout/length_preference"] == pytest.approx(fmean(products))
+        assert fmean(products) != 0

@@ -183,6 +183,9 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
     }
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     metrics = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
+    preference = _length_preference(samples)
+    if preference is not None:
+        metrics["rollout/length_preference"] = preference
     if len(with_signal) < MIN_GROUPS:
         return metrics
     problems = {group.id: group.problem.id for group in batch.groups}
@@ -192,6 +195,26 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
             tokens[problems[sample.group_id]] += sample.num_trained_tokens
     share = max(tokens.values(), default=0) / max(1, tokens.total())
     return metrics | ({"rollout/top_problem_fraction": share} if share > MIN_SHARE else {})
+
+
+def _length_preference(samples: Sequence[Sample]) -> float | None:
+    """Compute the mean product of a sample's advantage and its relative length.
+
+    The length is the number of its trained tokens, as a difference to the mean of its group and in
+    units of that. Below 0, the advantages favour the shorter responses of a group. None if no
+    sample has an advantage.
+    """
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        if sample.has_signal and sample.num_trained_tokens:
+            groups.setdefault(sample.group_id, []).append(sample)
+    products = []
+    for members in groups.values():
+        mean_length = sum(sample.num_trained_tokens for sample in members) / len(members)
+        products += [
+            sample.advantage * (sample.num_trained_tokens / mean_length - 1) for sample in members
+        ]
+    return math.fsum(products) / len(products) if products else None
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:

@@ -143,6 +143,7 @@ RULES = (
         sampling_rules.length_explosion,
         lambda row: row["finish"] != "aborted",
     ),
+    Rule("length_collapse", "warning", sampling_rules.length_collapse),
     Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", "warning", update_rules.gradient_spike),
     Rule("slow_verifier", "warning", outcome_rules.slow_verifier),
