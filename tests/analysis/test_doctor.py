@@ -99,7 +99,7 @@ def test_a_healthy_run_is_told_so_first_and_what_was_looked_at(
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
     verdict, *looked_at = printed.splitlines()
-    assert verdict == "healthy: 35 rules looked, nothing wrong"
+    assert verdict == "healthy: 36 rules looked, nothing wrong"
     assert " ".join(looked_at) == f"{path}: 6 steps, 0 evaluations, 1 table of responses"
 
 
@@ -166,7 +166,7 @@ def test_json_holds_the_same_and_nothing_else_is_printed(
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
     _, printed = doctor(capsys, str(path), "--json")
     found = json.loads(printed)
-    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 35)
+    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 36)
     (finding,) = found["findings"]
     assert (finding["name"], finding["severity"], finding["since"], finding["holds"]) == (
         "verifier_errors",
@@ -184,7 +184,7 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     path = a_run(tmp_path / "run", [ERRORS] * 4 + [STEP] * 8)
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    verdict = "healthy: 35 rules looked, nothing wrong at the end; over: verifier_errors\n"
+    verdict = "healthy: 36 rules looked, nothing wrong at the end; over: verifier_errors\n"
     assert printed.startswith(verdict)
     assert "verifier_errors, from step 3 to 7, no longer" in printed
 
@@ -217,7 +217,7 @@ def test_accuracies_on_other_data_are_neither_overfitting_nor_a_change(tmp_path:
         if last_name == "easy":
             assert verdict == "1 error: overfit; accuracy 80.0 -> 30.0 %"
         else:
-            assert verdict == "healthy: 35 rules looked, nothing wrong"
+            assert verdict == "healthy: 36 rules looked, nothing wrong"
 
 
 def test_each_step_is_judged_by_the_options_that_held_in_it(tmp_path: Path):

@@ -21,7 +21,7 @@ ROWS = [
     ("explain RUN", r"trained: \d of 4 responses are right "),
     ("explain RUN --step 1 --group DROPPED", r"not trained \(\w+\): all \d responses are \w+:"),
     ("explain RUN --equations --tokens", r"trained: "),
-    ("doctor RUN", r"(healthy: (accuracy .* -> .* %, )?35 rules looked|\d (error|warning)s?: )"),
+    ("doctor RUN", r"(healthy: (accuracy .* -> .* %, )?36 rules looked|\d (error|warning)s?: )"),
     ("doctor EMPTY", r"nothing to diagnose: no step has been logged yet "),
     ("compare RUN RUN", r"equal in all 4 common steps "),
     ("compare RUN OTHER", r"(a is better|b is better|no significant difference|undecided): "),

@@ -129,7 +129,7 @@ def report_step(
     metrics = batch_metrics(batch, samples)
     if (prediction := batch.prediction) is not None:
         metrics |= prediction_metrics(prediction)
-    metrics |= mean_of_updates(state.updates) | _signal_metrics(batch, samples) | dict(more)
+    metrics |= mean_of_updates(state.updates) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]
@@ -229,6 +229,9 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
             1, sum(sample.num_sampled for sample in samples)
         )
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
+    # a probe has no samples
+    if samples:
+        metrics |= _signal_metrics(batch, samples)
     return metrics | critic_metrics(samples)
 
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from dapo.libs.sample_intervals import difference_variance
@@ -197,4 +197,4 @@ def _number(value: Any) -> float:
 
 def _mean(name: str, records: Sequence[Mapping[str, float]]) -> float | None:
     values = [record[name] for record in records if name in record]
-    return fmean(values) if values else None
+    return math.fsum(values) / len(values) if values else None

@@ -2,8 +2,6 @@
 form.
 """
 
-from dataclasses import dataclass
-
 from dapo.config import Config
 from dapo.config.lengths import limit_of_response
 from dapo.rewards.verifier import VERIFIERS
@@ -341,21 +339,25 @@ def _cut_off(
 
 def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses grow without a gain in accuracy."""
-    change = _change_of_length(history, config)
-    if change is None:
+    lengths = _lengths(history)
+    if lengths is None:
         return None
-    if change.now < max(LENGTH_GROWTH * change.first, change.first + _MANY_TOKENS):
+    now, first = lengths
+    if now < max(LENGTH_GROWTH * first, first + _MANY_TOKENS):
+        return None
+    result = _result_without_gain(history, config)
+    if result is None:
         return None
     mode = config.overlong.mode
     buffer = config.overlong.buffer_tokens
-    shorter = max(round(LENGTH_GROWTH * change.first), buffer if mode == "soft" else 1)
-    options = [] if mode == "soft" else ["overlong.mode=filter"]
+    shorter = max(round(LENGTH_GROWTH * first), buffer if mode == "soft" else 1)
+    change = [] if mode == "soft" else ["overlong.mode=filter"]
     if shorter < config.rollout.max_response_tokens:
-        options.append(f"rollout.max_response_tokens={shorter}")
+        change.append(f"rollout.max_response_tokens={shorter}")
     return Symptom(
-        change.cause,
+        _length_cause(now, first, result),
         _length_evidence(history),
-        tuple(options),
+        tuple(change),
         advice=(
             "look at the longest responses below: a reward that counts words or steps rewards"
             " more of them"
@@ -365,21 +367,25 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
 
 def length_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses get short without a gain in accuracy."""
-    change = _change_of_length(history, config)
-    if change is None:
+    lengths = _lengths(history)
+    if lengths is None:
         return None
-    if change.now > min(LENGTH_SHRINKAGE * change.first, change.first - _MANY_TOKENS):
+    now, first = lengths
+    if now > min(LENGTH_SHRINKAGE * first, first - _MANY_TOKENS):
         return None
     accuracy = history.mean("reward/accuracy")
     cut_at_first = history.first_mean("rollout/truncated_fraction") or 0.0
     if (accuracy is not None and accuracy >= WELL_SOLVED) or cut_at_first >= _CUT_AT_FIRST:
         return None
+    result = _result_without_gain(history, config)
+    if result is None:
+        return None
+    cause = _length_cause(now, first, result)
     preference = history.mean("rollout/length_preference")
-    reason = ""
     if preference is not None and preference < _FAVOURS_SHORT:
-        reason = "; the advantages favour the shorter responses of a group"
+        cause += "; the advantages favour the shorter responses of a group"
     return Symptom(
-        change.cause + reason,
+        cause,
         _length_evidence(history) | {"rollout/length_preference": preference},
         ("overlong.mode=filter",) if config.overlong.mode == "soft" else (),
         advice=(
@@ -390,32 +396,17 @@ def length_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     )
 
 
-@dataclass(frozen=True)
-class _ChangeOfLength:
-    """The mean length of the responses, in tokens, and what became of the accuracy."""
-
-    now: float
-    first: float  # in the first steps
-    result: str
-
-    @property
-    def cause(self) -> str:
-        return (
-            f"responses are {self.now / self.first:.1f} times as long as in the first steps"
-            f" ({self.now:.0f} tokens, then {self.first:.0f}), and {self.result}"
-        )
-
-
-def _change_of_length(history: MetricHistory, config: Config) -> _ChangeOfLength | None:
-    """Return the change of length since the first steps.
-
-    None before there are last steps too, where the accuracy has gained GAIN, and where it cannot
-    tell.
-    """
-    length = history.mean("rollout/response_tokens_mean")
-    first_length = history.first_mean("rollout/response_tokens_mean")
-    if length is None or first_length is None:
+def _lengths(history: MetricHistory) -> tuple[float, float] | None:
+    """Return the mean length now and in the first steps, in tokens; None before there are both."""
+    now = history.mean("rollout/response_tokens_mean")
+    first = history.first_mean("rollout/response_tokens_mean")
+    if now is None or first is None:
         return None
+    return now, first
+
+
+def _result_without_gain(history: MetricHistory, config: Config) -> str | None:
+    """Say what became of the accuracy; None if it has gained GAIN, or nothing can tell."""
     accuracy = history.mean("reward/accuracy")
     gain = None if accuracy is None else history.gain
     # selection keeps the accuracy of sampled problems near one half, and takes harder ones, whose
@@ -424,12 +415,17 @@ def _change_of_length(history: MetricHistory, config: Config) -> _ChangeOfLength
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
     if gain is None:
-        result = "the reward gives only scores: it may reward length, or punish it"
-    elif history.performance == "reward/accuracy":
-        result = f"accuracy changed by {gain:+.1%}"
-    else:
-        result = f"the mean score changed by {gain:+.3f}"
-    return _ChangeOfLength(length, first_length, result)
+        return "the reward gives only scores: it may reward length, or punish it"
+    if history.performance == "reward/accuracy":
+        return f"accuracy changed by {gain:+.1%}"
+    return f"the mean score changed by {gain:+.3f}"
+
+
+def _length_cause(now: float, first: float, result: str) -> str:
+    return (
+        f"responses are {now / first:.1f} times as long as in the first steps"
+        f" ({now:.0f} tokens, then {first:.0f}), and {result}"
+    )
 
 
 def _length_evidence(history: MetricHistory) -> dict[str, float | None]:
