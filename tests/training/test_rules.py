@@ -552,6 +552,23 @@ def test_shorter_responses_are_what_is_wanted_where_many_are_cut_off():
     assert "favour" not in finding.cause
 
 
+@for_each_row(
+    ("accuracy", "changed", "advice"),
+    [
+        (0.5, {}, "partial credit with"),
+        (0.5, {"dynamic_sampling__metric": "score"}, "pay for brevity"),
+        (None, {}, "pay for brevity"),
+    ],
+)
+def test_partial_credit_is_advised_only_where_scores_do_not_train_yet(
+    accuracy: float | None, changed: dict[str, Any], advice: str
+):
+    short = {"rollout/response_tokens_mean": 9.0, "reward/accuracy": accuracy}
+    findings = found(short, options(**changed))
+    (finding,) = [each for each in findings if each.name == "length_collapse"]
+    assert advice in finding.advice
+
+
 def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
     long: dict[str, float | None] = {"rollout/response_tokens_mean": 60.0}
     assert "length_explosion" in names(found(long))

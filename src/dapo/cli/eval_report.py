@@ -57,7 +57,7 @@ def print_evaluation(
 
 
 def _describe_difference(comparison: Mapping[str, Any]) -> str:
-    """Describe the paired difference of two results which result is better first."""
+    """Describe the paired difference of two results: which is better, then what was paired."""
     difference = comparison["difference"]
     if difference is None:
         return "second - first: no problem has a verdict in both"

@@ -15,9 +15,8 @@ FEW_ERRORS = 2
 TRUNCATED = 0.5  # the fraction of responses that end at the limit of tokens above which a run warns
 # the growth since the first steps that is an explosion, unless accuracy grew as well
 LENGTH_GROWTH = 2.0
-LENGTH_SHRINKAGE = (
-    2 / 3
-)  # the fraction of the first steps' length that is a collapse, without a gain
+# the fraction of the first steps' length that is a collapse, unless accuracy grew
+LENGTH_SHRINKAGE = 2 / 3
 WELL_SOLVED = 0.9  # the accuracy from which shorter responses lose nothing
 # the fraction of cut responses in the first steps from which shorter ones are what is wanted
 _CUT_AT_FIRST = 0.2
@@ -384,15 +383,18 @@ def length_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     preference = history.mean("rollout/length_preference")
     if preference is not None and preference < _FAVOURS_SHORT:
         cause += "; the advantages favour the shorter responses of a group"
+    advice = (
+        "where short problems are the ones solved, right and wrong teach brevity: mix in longer"
+        " problems that are solved at times; partial credit with dynamic_sampling.metric=score"
+        " keeps the length"
+    )
+    if accuracy is None or config.dynamic_sampling.metric == "score":
+        advice = "look at the scores of short and long responses: the reward may pay for brevity"
     return Symptom(
         cause,
         _length_evidence(history) | {"rollout/length_preference": preference},
         ("overlong.mode=filter",) if config.overlong.mode == "soft" else (),
-        advice=(
-            "where short problems are the ones solved, right and wrong teach brevity: mix in longer"
-            " problems that are solved at times, or give partial credit and set"
-            " dynamic_sampling.metric=score"
-        ),
+        advice=advice,
     )
 
 
