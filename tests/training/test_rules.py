@@ -543,13 +543,35 @@ def test_shorter_responses_are_what_is_wanted_where_many_are_cut_off():
         if each.name == "length_collapse"
     ]
     assert "favour the shorter responses" in finding.cause
-    assert finding.change == ("overlong.mode=filter",)
     (finding,) = [
         each
         for each in found(short | {"rollout/length_preference": -0.01})
         if each.name == "length_collapse"
     ]
     assert "favour" not in finding.cause
+
+
+@for_each_row(
+    ("early_reward", "late_reward", "mode", "change"),
+    [
+        (0.4, 0.5, "soft", ("overlong.mode=filter",)),  # it has taught to be short
+        (0.5, 0.4, "soft", ("overlong.mode=filter",)),
+        (0.5, 0.5, "soft", ()),  # no response has reached the buffer
+        (0.4, 0.5, "filter", ()),
+    ],
+)
+def test_masking_is_proposed_where_the_soft_punishment_has_cost_reward(
+    early_reward: float, late_reward: float, mode: str, change: tuple[str, ...]
+):
+    scores = {"reward/score_mean": 0.5}
+    late = scores | {"rollout/response_tokens_mean": 9.0, "reward/mean": late_reward}
+    findings = found(
+        late,
+        options(overlong__mode=mode),
+        early=HEALTHY | scores | {"reward/mean": early_reward},
+    )
+    (finding,) = [each for each in findings if each.name == "length_collapse"]
+    assert finding.change == change
 
 
 @for_each_row(
@@ -731,8 +753,12 @@ def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
     )
 
 
-KEPT = {"rollout/groups_trained": 9, "rollout/groups_all_correct": 1, "rollout/groups_all_wrong": 0}
-KEPT |= {"rollout/keep_rate": 0.9, "rollout/zero_advantage_fraction": 0.0}
+MOST_KEPT = {
+    "rollout/groups_trained": 9,
+    "rollout/groups_all_correct": 1,
+    "rollout/groups_all_wrong": 0,
+}
+MOST_KEPT |= {"rollout/keep_rate": 0.9, "rollout/zero_advantage_fraction": 0.0}
 BUFFER = {"overlong__buffer_tokens": 10, "rollout__max_response_tokens": 50}
 IDLE = {
     "clip-higher": (
@@ -741,8 +767,8 @@ IDLE = {
         {},
     ),
     "dynamic sampling": (
-        KEPT,
-        KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2},
+        MOST_KEPT,
+        MOST_KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2},
         {},
     ),
     "overlong.mode=filter": (
@@ -827,7 +853,7 @@ def test_no_rule_fails_where_a_metric_is_missing_or_not_a_number():
 
 def test_all_idle_techniques_are_one_note():
     lengths = {"rollout/response_tokens_max": 21.0, "rollout/truncated_fraction": 0.0}
-    (note,) = found(KEPT | lengths | {"loss/clip_high_fraction": 0.0}, options(**BUFFER))
+    (note,) = found(MOST_KEPT | lengths | {"loss/clip_high_fraction": 0.0}, options(**BUFFER))
     assert note.cause.count(";") == 3
 
 

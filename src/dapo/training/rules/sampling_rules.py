@@ -393,9 +393,21 @@ def length_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     return Symptom(
         cause,
         _length_evidence(history) | {"rollout/length_preference": preference},
-        ("overlong.mode=filter",) if config.overlong.mode == "soft" else (),
+        ("overlong.mode=filter",) if _has_paid_for_length(history, config) else (),
         advice=advice,
     )
+
+
+def _has_paid_for_length(history: MetricHistory, config: Config) -> bool:
+    """Whether the soft punishment has cost reward, in the first steps or the last ones."""
+    if config.overlong.mode != "soft":
+        return False
+    for mean in (history.first_mean, history.mean):
+        score = mean("reward/score_mean")
+        reward = mean("reward/mean")
+        if score is not None and reward is not None and reward < score:
+            return True
+    return False
 
 
 def _lengths(history: MetricHistory) -> tuple[float, float] | None:
