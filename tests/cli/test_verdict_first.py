@@ -26,6 +26,7 @@ ROWS = [
     ("compare RUN RUN", r"equal in all 4 common steps "),
     ("compare RUN OTHER", r"(a is better|b is better|no significant difference|undecided): "),
     ("compare RUN OTHER EMPTY", r"(no run is significantly better than|undecided:|\S+ is best:)"),
+    ("eval --compare EVALUATION OTHER_EVALUATION", r"(no difference|no sig.*e): step \d - step"),
     ("status RUN", r"finished, step 4/4, accuracy \d"),
     ("status EMPTY", r"stopped, step 0/4"),
     ("status RUN OTHER EMPTY", r"3 runs: 2 finished, 1 stopped "),
@@ -59,7 +60,10 @@ def words(
         shutil.rmtree(empty / folder)
     rows = read_rollouts(sorted((sync_run / "rollouts").iterdir())[:1]).to_pylist()
     dropped = next(row["group_id"] for row in rows if row["outcome"].startswith("all_"))
+    evaluations = sorted((sync_run / "eval").glob("*.json"))
     return {
+        "EVALUATION": str(evaluations[0]),
+        "OTHER_EVALUATION": str(evaluations[-1]),
         "RUN": str(sync_run),
         "OTHER": str(lora_run),
         "EMPTY": str(empty),

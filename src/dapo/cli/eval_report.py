@@ -41,12 +41,13 @@ def print_evaluation(
     results = [evaluation]
     if is_pair:
         results = [evaluation["first"], evaluation["second"]]
+        say(console, _verdict(evaluation), style="bold")
     console.print(_result_table(results))
     for result in results:
         for note in _notes(result):
             say(console, f"{result['model']}: {note}" if is_pair else note)
     if is_pair:
-        say(console, _describe_difference(evaluation["comparison"]))
+        _print_counts(console, evaluation)
     if by_problem and is_pair:
         first, second = results
         console.print(_paired_problem_table(first["table"], second["table"]))
@@ -56,30 +57,63 @@ def print_evaluation(
         console.print(f"written to {output}", soft_wrap=True)
 
 
-def _describe_difference(comparison: Mapping[str, Any]) -> str:
-    """Describe the paired difference of two results: which is better, then what was paired."""
+def _verdict(evaluation: Mapping[str, Any]) -> str:
+    """Say which of two results is better, with their paired difference and its interval.
+
+    The difference is in percentage points if both results are accuracies.
+    """
+    comparison = evaluation["comparison"]
+    first, second = _names_of_pair(evaluation)
     difference = comparison["difference"]
     if difference is None:
-        return "second - first: no problem has a verdict in both"
+        return f"undecided: no problem has a verdict in both {first} and {second}"
+    is_accuracy = evaluation["first"]["binary"] and evaluation["second"]["binary"]
+    scale, digits, unit = (100, 1, " points") if is_accuracy else (1, 4, "")
     interval = "no interval: fewer than two problems, or the same difference on all"
     if comparison["low"] is not None:
-        interval = f"95 % interval {comparison['low']:+.4f} to {comparison['high']:+.4f}"
-    verdict = who_is_better(comparison, first="the first", second="the second")
-    note = "" if comparison["note"] is None else f"\n{comparison['note']}"
+        low = scale * comparison["low"]
+        high = scale * comparison["high"]
+        interval = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}"
+    better = who_is_better(comparison, first=first, second=second)
     return (
-        f"{verdict}: {difference:+.4f} ({interval})\n"
-        f"second - first, paired over {plural(comparison['problems'], 'problem')}: better on"
-        f" {comparison['better']}, worse on {comparison['worse']}, equal on {comparison['equal']}"
-        f"{note}"
+        f"{better}: {second} - {first} {scale * difference:+.{digits}f}{unit} ({interval}),"
+        f" paired over {plural(comparison['problems'], 'problem')}"
     )
+
+
+def _print_counts(console: SafeConsole, evaluation: Mapping[str, Any]) -> None:
+    """Print on how many problems the second result is better, and what was not alike."""
+    comparison = evaluation["comparison"]
+    if comparison["difference"] is not None:
+        _, second = _names_of_pair(evaluation)
+        say(
+            console,
+            f"{second}: better on {plural(comparison['better'], 'problem')}, worse on"
+            f" {comparison['worse']:,}, equal on {comparison['equal']:,}",
+        )
+    if comparison["note"] is not None:
+        say(console, comparison["note"])
+
+
+def _names_of_pair(evaluation: Mapping[str, Any]) -> list[str]:
+    """Return names that tell two results apart in a sentence."""
+    names = _names([evaluation["first"], evaluation["second"]])
+    if names[0] == names[1]:
+        return ["the first", "the second"]
+    return names
+
+
+def _names(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what distinguishes the models of the results, with their steps."""
+    short = short_names([str(result["model"]) for result in results])
+    return [_at_step(name, result) for name, result in zip(short, results, strict=True)]
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with a column for each result, and a row for each number that they have."""
     names = ["result"]
     if len(results) > 1:
-        short = short_names([str(result["model"]) for result in results])
-        names = [_at_step(name, result) for name, result in zip(short, results, strict=True)]
+        names = _names(results)
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(_title(results), "", *columns)
     for label, cells in _accuracy_rows(results):
@@ -118,7 +152,8 @@ def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
                 result["accuracy"], (result["low"], result["high"]), style, " (no interval)"
             )
         )
-    average = f"avg@{first['samples_per_problem']}"
+    counts = dict.fromkeys(result["samples_per_problem"] for result in results)
+    average = " and ".join(f"avg@{count}" for count in counts)
     yield (average if first["binary"] else f"mean score, {average}"), means
     # one result may lack an estimate or a source: it has no verdict for it
     names = dict.fromkeys(name for result in results for name in result)
