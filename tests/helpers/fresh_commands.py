@@ -1,7 +1,6 @@
 """Runs the `dapo` command as a fresh process does: without torch, unless the command imports it.
 
-A process that has imported the command line forks for each command. It answers with what the
-command would have taken in a process of its own: the seconds of the imports and those of the fork.
+A process that has imported the command line forks for each command.
 """
 
 import gc
@@ -18,7 +17,7 @@ from pathlib import Path
 from helpers.paths import ROOT, TESTS
 
 IMPORTED_ONCE = ("dapo.cli.main", "dapo.config", "dapo.cli.train")
-"""What most commands import; its seconds are counted for each of them, also for the others."""
+"""What most commands import; its seconds are those of a start."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,10 @@ class Answer:
     """How a command has ended."""
 
     code: int
-    cpu_s: float
-    """Seconds of the processor, of this process alone."""
+    start_s: float
+    """Seconds of the processor until the command line is imported."""
+    command_s: float
+    """Seconds of the processor after that."""
     heavy: Sequence[str]
     """Which of torch, transformers and matplotlib it has imported."""
     out: str
@@ -63,14 +64,16 @@ def serve() -> None:
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     gc.freeze()  # the collector of a child would write to every object, and so copy its page
-    imports_s = time.process_time()
+    start_s = time.process_time()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
         arguments, folder = json.loads(line)
-        answers.write(json.dumps(run_in_fork(arguments, Path(folder), imports_s)) + "\n")
+        answers.write(
+            json.dumps(run_in_fork(arguments, Path(folder)) | {"start_s": start_s}) + "\n"
+        )
 
 
-def run_in_fork(arguments: list[str], folder: Path, imports_s: float) -> dict[str, object]:
+def run_in_fork(arguments: list[str], folder: Path) -> dict[str, object]:
     reader, writer = os.pipe()
     files = {1: folder.with_name("stdout"), 2: folder.with_name("stderr")}
     child = os.fork()
@@ -86,8 +89,7 @@ def run_in_fork(arguments: list[str], folder: Path, imports_s: float) -> dict[st
         answer: dict[str, object] = json.loads(news.read())
     os.waitpid(child, 0)
     out, err = (path.read_text(errors="replace") for path in files.values())
-    cpu_s = imports_s + float(str(answer["cpu_s"]))
-    return answer | {"cpu_s": cpu_s, "out": out, "err": err}
+    return answer | {"out": out, "err": err}
 
 
 def be_the_command(arguments: list[str], writer: int) -> None:
@@ -106,7 +108,7 @@ def be_the_command(arguments: list[str], writer: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         heavy = sorted({"torch", "transformers", "matplotlib"} & sys.modules.keys())
-        answer = {"code": code, "cpu_s": time.process_time(), "heavy": heavy}
+        answer = {"code": code, "command_s": time.process_time(), "heavy": heavy}
         os.write(writer, json.dumps(answer).encode())
         os._exit(code)
 

@@ -320,7 +320,6 @@ for package, option in {
 }.items():
     if find_spec(package) is None:
         REFUSED_AT_ONCE.append(f"train {{tiny}} {option}")
-MAX_CPU_S = 1.5
 TRIES = 3
 """Of which the fastest counts: other processes slow a command by half."""
 
@@ -340,9 +339,10 @@ def fresh() -> Iterator[FreshCommands]:
     ],
     ids=lambda case: f"{case.section}: {case.input[:60]}",
 )
-def test_a_wrong_input_is_refused_within_a_second_and_without_torch(
+def test_a_wrong_input_is_refused_sooner_than_the_command_line_is_imported_and_without_torch(
     case: Case, fresh: FreshCommands, tmp_path: Path
 ):
+    """The import, about a second, is the measure of the processor."""
     folder = tmp_path / "folder"
     folder.mkdir()
     made(folder)
@@ -353,15 +353,15 @@ def test_a_wrong_input_is_refused_within_a_second_and_without_torch(
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "bare.jsonl").write_text('{"prompt": "1+1="}\n')
     command = command_of(case, folder)
-    cpu_s = math.inf
+    shares = []
     for _ in range(TRIES):
         answer = fresh.run(command, folder)
         assert (answer.code, answer.heavy) == (2, []), answer.err
         assert "Traceback" not in answer.err
-        cpu_s = min(cpu_s, answer.cpu_s)
-        if cpu_s < MAX_CPU_S:
+        shares.append(answer.command_s / answer.start_s)
+        if shares[-1] < 1:
             return
-    pytest.fail(f"{' '.join(command)} took {cpu_s:.2f} s of the processor")
+    pytest.fail(f"{' '.join(command)} took {min(shares):.2f} times as long as its start")
 
 
 # --- numbers and secrets
