@@ -176,7 +176,7 @@ def run_config(
             "model": {"name": "tiny-random" if tiny else "smollm2-135m-instruct", "dtype": dtype},
             "data": {"train": "builtin:sums"},
             "overlong": {"mode": "off"},
-            "optim": {"lr": 1e-2 if tiny else 1e-3, "warmup_steps": 0},
+            "optim": {"lr": 3e-2 if tiny else 1e-3, "warmup_steps": 0},
             "train": {"microbatch_tokens": 512, "recompute": False, "device": setting.device},
             **sections,
             "rollout": {"max_response_tokens": 200, **sections.get("rollout", {})},
