@@ -17,6 +17,7 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text
 from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
+from dapo.policy.hf_io import appearing_directory
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory, default_run_path
 from dapo.runs.evaluations import first_and_last_evaluation, load_evaluation, write_evaluation
@@ -104,6 +105,24 @@ class TestCreateAndOpen:
             == f"{run.path} already holds a run, which process {process} is training; follow it"
             f" with `dapo status {run.path}` or choose another --run-dir"
         )
+
+    def test_what_a_start_left_that_was_killed_in_the_middle_is_replaced(self, tmp_path):
+        path = tmp_path / "run"
+        child = os.fork()
+        if child == 0:
+
+            def be_killed(run: RunDirectory) -> None:
+                with appearing_directory(run.tokenizer) as folder:
+                    (folder / "tokenizer.json").write_text("half")
+                    os._exit(9)
+
+            RunDirectory.create(path, "seed: 0\n", {"seed": 0}, write_first=be_killed)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        left = {entry.name for entry in path.iterdir()}
+        assert len(left) == 2, left  # the lock and the folder of the tokenizer
+        RunDirectory.create(path, "seed: 0\n", {"seed": 0})
+        names = {entry.name for entry in path.iterdir()}
+        assert names == {"lock", "manifest.json", "config.yaml"}
 
     def test_a_directory_with_other_files_is_refused(self, tmp_path):
         (tmp_path / "thesis.tex").touch()

@@ -202,9 +202,12 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @contextlib.contextmanager
 def appearing_directory(out: Path) -> Iterator[Path]:
-    """Give a temporary directory that becomes `out` at the end of the block, unless it fails."""
+    """Give a temporary directory that becomes `out` at the end of the block, unless it fails.
+
+    A killed process leaves it behind; its name ends in .tmp, as those of all temporary files do.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
     try:
         yield temporary
         temporary.chmod(0o755)  # mkdtemp lets only the owner read it

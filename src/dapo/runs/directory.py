@@ -124,8 +124,9 @@ class RunDirectory:
             run._require_empty(prepared)  # before the lock: a refused directory gets no lock file
             with run.lock():  # decides between two processes that start at once
                 run._require_empty(prepared)
-                if run.tokenizer.exists():
-                    remove(run.tokenizer)  # of a killed start, perhaps with another model
+                for left in (run.tokenizer, *run.path.glob(f".{run.tokenizer.name}.*.tmp")):
+                    if left.exists():
+                        remove(left)  # of a killed start, perhaps with another model
                 write_first(run)
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
