@@ -150,8 +150,12 @@ def test_killed_in_each_stage_and_resumed_both_runs_are_equal_to_the_byte(
     assert (code, json.loads(answer.read_text())["step"]) == (0, 2), answer.read_text()
     stages = {path / stage for path in (killed, whole) for stage in ("rewards", "imitate")}
     assert set(find_runs([tmp_path])) == stages
-    code, _ = fork_server.run("generate", str(whole), "1 + 1", "--json", output=log)
-    assert code == 0, log.read_text()
+    for command in (
+        ["generate", str(whole), "1 + 1", "--json"],
+        ["view", str(whole), "--save", str(tmp_path / "page.html")],
+    ):
+        code, _ = fork_server.run(*command, output=log)
+        assert code == 0, log.read_text()
 
 
 def test_a_wrong_later_stage_is_refused_before_the_first_begins(

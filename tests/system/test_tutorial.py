@@ -84,7 +84,7 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
     }
     wrongly = "12 of 132 responses are judged right though they are wrong\n"
     assert printed["test my_rewards:right_number"].startswith(wrongly)
-    assert "step 0: responses of the untrained model" in printed["train my.yaml"]
+    assert "step 0: responses before training" in printed["train my.yaml"]
     assert "paired over 60 problems" in printed["eval --compare"]
     assert printed["status runs/first"].startswith("finished, step 3/3, ")
     assert AutoConfig.from_pretrained(tmp_path / "my-model").model_type

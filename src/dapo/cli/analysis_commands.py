@@ -78,8 +78,9 @@ def _save_page(run: Path, file: Path, as_json: bool) -> None:
     """Write the page of a run as an HTML file, and print what it holds."""
     from dapo.analysis.view.report import write_report
     from dapo.core.text import size
+    from dapo.runs.stages import run_path_of
 
-    facts = write_report(run, file)
+    facts = write_report(run_path_of(run), file)
     if as_json:
         print_json(facts)
         return

@@ -162,11 +162,15 @@ def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True)
 
 @contextmanager
 def damage_of(path: str | Path, *further_faults: type[Exception]) -> Iterator[None]:
-    """Turn FAULTS and `further_faults` in the block into a DataError about a damaged file."""
+    """Turn FAULTS and `further_faults` in the block into a DataError about a damaged or missing
+    file.
+    """
     try:
         yield
     except BrokenPipeError:  # of the output
         raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}") from error
     except FAULTS + further_faults as error:
         # without the path, which the message begins with
         strerror = error.strerror if isinstance(error, OSError) else None

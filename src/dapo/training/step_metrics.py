@@ -322,11 +322,11 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
-    """Show the first responses of the untrained model, where most problems of a new setup show."""
+    """Show the first responses before training, where most problems of a new setup show."""
     shown = [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]
     if not shown:
         return
-    lines = [f"step {run.state.step}: responses of the untrained model:"]
+    lines = [f"step {run.state.step}: responses before training:"]
     for judged in shown:
         problem = judged.problem
         response = judged.valid[0]
