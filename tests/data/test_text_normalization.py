@@ -161,6 +161,10 @@ def test_runs_of_words_and_a_short_text_is_one_run():
         ("\\text{Monday}", "text"),
         ("5 apples", "text"),
         ("?", "text"),
+        ("the tree grew by $\\boxed{2}$ feet.", "integer"),
+        ("3 + 5 = 8\n#### 8", "integer"),
+        ("The answer is: 1/2", "fraction"),
+        ("So Ann has 8 apples.", "text"),
     ],
 )
 def test_kinds_of_answers(answer, kind):
@@ -185,6 +189,8 @@ def test_values_of_answers():
         ("f", "F", False),
         ("1/2", "2/1", False),
         ("x", "-x", False),
+        ("We add: $\\boxed{8}$.", "By counting. #### 8", True),
+        ("We add: $\\boxed{8}$.", "We add: $\\boxed{9}$.", False),
     ],
 )
 def test_answers_are_the_same_by_value_or_text(left, right, same):

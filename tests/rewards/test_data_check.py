@@ -36,6 +36,8 @@ def test_the_rows_are_numbered_from_one_and_the_first_reason_is_shown():
         ("exact", {}, "4", " "),
         ("exact", {"extract": "last_number"}, "4", "four"),
         ("gsm8k", {}, "2 + 2 = 4 #### 4", "four"),
+        ("math", {}, r"so it is $\boxed{4}$ feet.", "She pays.\n\nThus Ann has 8 apples."),
+        ("math_dapo", {}, r"\frac{1}{2}", "She pays.\n\nThus Ann has 8 apples."),
         ("regex", {}, r"\d+", "(" ),
         ("regex", {"pattern": r"x = (\d+)"}, "4", ""),
         ("code", {}, "assert f(1) == 2", "f(1)"),

@@ -134,12 +134,14 @@ _OWN_VERIFIERS: Mapping[str, Registration] = {
         binary=True,
         reads_answer=_always,
         markers=("answer:", "boxed"),
+        check=_by_verdict,
     ),
     "math_dapo": Registration(
         f"{_FOLDER}.math_dapo:MathDapoVerifier",
         binary=True,
         reads_answer=_always,
         markers=("answer:",),
+        check=lambda *_: resolve_name(f"{_FOLDER}.math_dapo:unmatchable_reference"),
     ),
     "regex": Registration(
         f"{_FOLDER}.regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict

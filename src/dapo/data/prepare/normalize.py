@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from dapo.libs.strict_math.text import INTEGER, plain_number, strip_formatting
+from dapo.libs.strict_math.text import INTEGER, final_answer, plain_number, strip_formatting
 
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = (
@@ -182,7 +182,7 @@ def answer_key(answer: str) -> str:
 
 
 def _without_formatting(answer: str) -> str:
-    return strip_formatting(answer, braces=True).replace("−", "-")
+    return strip_formatting(final_answer(answer), braces=True).replace("−", "-")
 
 
 def _denominator(match: re.Match[str]) -> int:

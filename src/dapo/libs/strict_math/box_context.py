@@ -48,6 +48,9 @@ _EQUAL = ("=", "≡", "\\equiv")
 _MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
 _WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 _CLAUSE_END = re.compile(r"[.;:!?](?=[\s*_$]|$)|[。；！？।]")
+_ENDS_IN_COMMA = re.compile(
+    r"(?<!\\),[\s$*_(]*(?:\\[(\[])?\s*$"
+)  # `By inspection, $`; `\,` is a space
 _SENTENCE_END = re.compile(r"[.;!?](?=[\s*_$]|$)|[。；！？।]")
 _NAMES = sorted(word for words in QUANTITY_DIMENSIONS for word in words.split())
 _STATING = word_set(
@@ -348,7 +351,7 @@ def _states(clause: str) -> bool:
         words.pop()
     if _is_disowned(words):
         return False
-    if not words or clause.rstrip().endswith(","):
+    if not words or _ENDS_IN_COMMA.search(clause):
         return True
     if " ".join(words[-2:]) in _STATING_PAIRS:
         return _has_own_subject(words[:-2], words[-2])

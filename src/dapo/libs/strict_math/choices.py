@@ -19,7 +19,27 @@ _MARKUP = re.compile(
     r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|boxed|fbox|quad|qquad|left|right)(?![A-Za-z])|\\[,;:!"
     r" ]|[{}$*`~]"
 )
+_SPACE = r"(?:[\s~$]|\\[,;:! ]|\\q?quad(?![A-Za-z])|\\hspace\*?\{[^{}]{0,20}\})*"
+# `(B) 8`, and `B) 8` without its command of text
+_LABELLED = re.compile(
+    rf"{_SPACE}(?:\((?P<bracketed>[A-J])\)|(?P<closed>[A-J])\))(?P<space>{_SPACE})(?P<value>.*)",
+    re.DOTALL,
+)
 _END_OF_OPTION = r"(?=(?<![A-Za-z])\(?[A-J][).:]|\n|$|\\\\|\\q|\\text)"
+
+
+def labelled_value(text: str) -> tuple[str, str]:
+    r"""Return the letter and the value of an option such as `\textbf{(B)}\ 8`, as AMC's solutions box
+    it; two empty texts if it is none, as the product `(A)(B)`.
+    """
+    plain = without_text_commands(text)
+    option = _LABELLED.fullmatch(plain)
+    if option is None:
+        return "", ""
+    value = option["value"].strip()
+    if value and not option["space"] and plain == text.strip():
+        return "", ""
+    return option["bracketed"] or option["closed"], value
 
 
 def chosen_letter(text: str, question: str) -> str | None:

@@ -30,7 +30,7 @@ from .answer_forms import constants_of, form_allows, is_literal
 from .answer_parser import read_answer
 from .arithmetic import is_accurate, names_of, same_function, value_of
 from .asked import asked_expressions
-from .choices import chosen_letter
+from .choices import chosen_letter, labelled_value
 from .equality import (
     claim_holds,
     difference,
@@ -48,7 +48,7 @@ from .question import Question
 from .real_sets import infinity_of, same_endpoints
 from .sentences import digits_for_words, statements_of, value_in_sentence, value_in_words_of
 from .spellings import with_binomials
-from .text import normalize_number
+from .text import final_answer, last_box_list, normalize_number
 from .units import PERCENT, Nouns, Unit, format_unit
 from .vocabulary import COUNTED, GREEK
 
@@ -98,20 +98,33 @@ class Reference:
     names: frozenset[str]
     length: int
     question: Question
+    statement: str
+    """What a response that ends as the reference does states; empty unless the reference has a box."""
+    label: str = ""
+    """The letter of the option that the reference chooses, if it also has its value."""
 
     @classmethod
     def read(cls, text: str, question: str = "") -> "Reference | None":
-        """Return the reference that `text` states; None if it is outside the grammar, undefined or
+        r"""Return the reference that `text` states; None if it is outside the grammar, undefined or
         too costly to compute.
 
         Args:
-            text: LaTeX or plain text; of a whole solution its last box.
+            text: LaTeX or plain text. Of a text with a `\boxed{}`, such as a whole solution, the
+                content of the last box, or of the list of boxes that it ends. Of a text that is no
+                mathematics, what its last line marks by `####` or `The answer is`.
             question: The question's text. An answer may use its nouns as units and name the
                 quantity that it asks for; without it, only common ones.
         """
         candidates = [text]
-        if "boxed" in text or "fbox" in text:
-            candidates.append(extract_answer(text) or "")
+        statement = ""
+        if last_box_list(text):
+            candidates.insert(0, final_answer(text))
+            statement = extract_answer(text) or ""
+        else:
+            candidates.append(final_answer(text))
+        label, value = labelled_value(candidates[0])
+        if label:
+            candidates = [value, label]
         for candidate in candidates:
             try:
                 answer = read_answer(candidate)
@@ -120,7 +133,7 @@ class Reference:
             except (Unreadable, ArithmeticError, RecursionError):
                 continue
             names = frozenset().union(*map(_names, answer.parts))
-            return cls(answer, names, len(text), Question(question))
+            return cls(answer, names, len(candidate), Question(question), statement, label)
         return None
 
     @cached_property
@@ -151,6 +164,8 @@ class Reference:
     @cached_property
     def _letter(self) -> str:
         """The letter of a choice; empty for any other reference."""
+        if self.label:
+            return self.label
         letter = self.answer.text.replace("\\text", "").strip("{}().")
         return letter if len(letter) == 1 and "A" <= letter <= "J" else ""
 
@@ -170,6 +185,8 @@ class Reference:
                 is 13.`
         """
         text = " ".join(answer.split())
+        if text and text == self.statement:
+            return True
         if self._is_too_long(text) or (_CUT_OFF.search(text) and self._is_number):
             return False
         quantity = _QUANTITY.match(text)
@@ -177,6 +194,11 @@ class Reference:
             return False
         if self._letter and chosen_letter(text, self.question.text) == self._letter:
             return True
+        if self.label:
+            label, value = labelled_value(text)
+            if label and label != self.label:
+                return False
+            text = value or text
         comparison = _Comparison(self.question)
         for form in self._forms(text):
             for reading in self._readings(form):

@@ -4,7 +4,7 @@ import re
 
 from .box_context import with_context
 from .decorations import without_colour
-from .text import Box, answer_line, last_box_list, outer_boxes, stated_part
+from .text import Box, answer_line, last_box_list, outer_boxes, stated_part, with_braces
 
 _ANSWER_IS = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer is:? ?)?",
@@ -66,6 +66,7 @@ def _boxed(text: str) -> str:
 
 def _without_boxes(line: str) -> str:
     """Return the line with each box replaced by its content; it stays apart from digits next to it."""
+    line = with_braces(line)
     for _ in range(_MAX_NESTED):
         pieces = []
         end = 0

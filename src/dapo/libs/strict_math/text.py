@@ -10,9 +10,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 __all__ = [
-    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
-    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "only_listed", "outer_boxes", "plain_number",
-    "stated_part", "strip_formatting", "without_text_commands",
+    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_answer",
+    "final_part", "last_box_list", "last_boxed", "marked_answer", "normalize_number", "numbers_in",
+    "only_listed", "outer_boxes", "plain_number", "stated_part", "strip_formatting", "with_braces",
+    "without_text_commands",
 ]  # fmt: skip
 
 TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -34,6 +35,11 @@ _ANSWER_MATHEMATICS = re.compile(
 )
 # \{ and \} are text
 _BRACE = re.compile(r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+# `\boxed 7` and `\boxed\frac{1}{2}`: to the end of their formula, as MATH writes them
+_WITHOUT_BRACES = re.compile(
+    r"(?P<box>\\(?:boxed|fbox))(?:[ \t]+|(?=\\))(?=[-+.\d\\]|[A-Za-z](?![A-Za-z]))"
+    r"(?P<content>(?:[^$\n\\]|\\[^)\]\n]){1,200})(?=\$|\\[)\]])"
+)
 # Text between two boxes of one list, with its spacing as one blank
 _JOINED = re.compile(
     r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*"
@@ -51,7 +57,14 @@ _FENCE = re.compile(
 _DISPLAYS = {"$$": "$$", "\\[": "\\]"}  # each opening sign with its closing one
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _MAX_WRAPPERS = 50  # Each costs time in proportion to the text
-_MARK = re.compile(r"\banswer(?:\s+is)?[ \t*_`}]{0,9}[:：]|\\f?box(?:ed)?\s*\{|####", re.IGNORECASE)
+_MARK = re.compile(
+    r"\banswer(?:\s+is)?[ \t*_`}]{0,9}[:：]|\\f?box(?:ed)?(?![a-z])|####", re.IGNORECASE
+)
+# A worked solution without a box, up to its last mark: `#### 8`, `The answer is: 8`
+_MARKED_END = re.compile(
+    r"(?s:.*)(?:####|\banswer\b(?: is)?)[ \t]*[:：]?[ \t]*(?P<value>[^\s:：][^\n]{0,200}?)[.。]?\s*\Z",
+    re.IGNORECASE,
+)
 # A sentence after an answer that takes it back
 _RETRACTED = re.compile(
     r"[.!?\n$)}][\s*_.$]{0,9}(?:(?:but|oh|no|well),? )?"
@@ -182,10 +195,18 @@ class Box(NamedTuple):
         return self.text[self.content_start : self.end - 1]
 
 
+def with_braces(text: str) -> str:
+    r"""Return the text with `\boxed{7}` for `\boxed 7`."""
+    return _WITHOUT_BRACES.sub(
+        lambda match: f"{match['box']}{{{match['content'].rstrip(' .')}}}", text
+    )
+
+
 def boxes(text: str) -> list[Box]:
     r"""Return every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which
-    they close.
+    they close; those without braces as if they had them, so `Box.text` is what positions refer to.
     """
+    text = with_braces(text)
     closed: list[Box] = []
     # where a box and its content start; None for a bare brace
     open_braces: list[tuple[int, int] | None] = []
@@ -212,6 +233,7 @@ def outer_boxes(text: str) -> list[Box]:
 
 def last_box_list(text: str) -> list[Box]:
     """Return the last box and the boxes that form a list with it; empty without a box."""
+    text = with_braces(text)
     in_order = sorted(boxes(text), key=lambda box: box.start)
     listed = in_order[-1:]
     for box in reversed(in_order[:-1]):
@@ -224,6 +246,20 @@ def last_box_list(text: str) -> list[Box]:
             break
         listed.append(box)
     return listed[::-1]
+
+
+def final_answer(solution: str) -> str:
+    r"""Return what a worked solution marks as its answer: the last box, or the list of boxes that
+    it ends, else what its end marks by `####` or `The answer is`; a text without a mark as it is.
+
+    Example:
+        >>> final_answer(r"So $n > \boxed{4}$ feet."), final_answer("3 + 5 = 8 #### 8"), final_answer("8")
+        ('4', '8', '8')
+    """
+    if listed := last_box_list(solution):
+        return ", ".join(box.content for box in listed)
+    marked = _MARKED_END.match(solution)
+    return marked["value"] if marked else solution
 
 
 def last_boxed(text: str) -> str | None:

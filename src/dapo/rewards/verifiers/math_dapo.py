@@ -56,6 +56,20 @@ class MathDapoVerifier:
         return binary_verdict(answer == reference, answer if answers else "")
 
 
+def unmatchable_reference(problem: Problem) -> str | None:
+    """Return why no response can equal the reference of a problem, or None.
+
+    An answer is one line of the response's end.
+    """
+    reference = normalize(only_listed(problem.answer))
+    if "\n" in reference or len(reference) > WINDOW_CHARS:
+        return (
+            f"math_dapo: the reference {problem.answer[:80]!r} is no answer of one line; expected"
+            " the final answer, for example 18"
+        )
+    return None
+
+
 def normalize(answer: str) -> str:
     """Return the Minerva normalization of a final answer, as released."""
     answer = answer.rpartition("=")[2]
