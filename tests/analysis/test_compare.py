@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +344,19 @@ def test_no_run_is_best_while_another_cannot_be_compared(
     shown = " ".join(out.split())
     assert f"{tmp_path / 'other'}: the final evaluations on held-out problems cannot be" in shown
     assert f"{tmp_path / 'none'}: no comparison on held-out problems: a run has no" in shown
+
+
+def test_rewards_of_different_verifiers_rank_no_run(runs: tuple[Path, Path], tmp_path: Path):
+    for name, verifier in (("a", "exact"), ("b", "math")):
+        write_result(new_run(tmp_path / name), "high", verifier=verifier)
+    reason = compare_runs(tmp_path / "a", tmp_path / "b").without_final
+    assert reason == "verifier is exact in one and math in the other"
+    found = replace(compare_runs(*runs), held_out={}, without_final=reason)
+    ending = f"; held-out problems are not compared: {reason}"
+    assert ": in training " in verdict(found)
+    assert verdict(found).endswith(ending)
+    differing = replace(found, options={"reward.options.unit": ["m", "cm"]})
+    assert verdict(differing) == f"undecided: the runs differ in reward.options.unit{ending}"
 
 
 def test_without_a_verdict_in_both_runs_nothing_is_said_to_be_equal(tmp_path: Path):

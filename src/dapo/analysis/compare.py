@@ -40,6 +40,10 @@ COSTS = {
 }
 
 
+DECIDING_OPTIONS = ("reward.verifier", "reward.options", "reward.threshold")
+"""The options by which an equal response gets another reward, so that rewards do not compare."""
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """Facts about one of the runs."""
@@ -95,6 +99,7 @@ class Comparison:
     curves: Mapping[str, Curve]
     costs: Mapping[str, Sequence[float]]  # tokens and seconds of `steps`, in a and in b
     notes: Sequence[str]  # the comparisons that could not be made, and why
+    without_final: str  # why `held_out` has no `final`; empty if it has
 
 
 def compare_runs(a: str | Path, b: str | Path) -> Comparison:
@@ -116,19 +121,21 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
         _facts_of(run, rows, config.train.seed)
         for run, rows, config in zip(runs, metrics, configs, strict=True)
     )
+    held_out, without_final = _held_out(runs, metrics, notes)
     return Comparison(
         a=facts_a,
         b=facts_b,
         equal_up_to=equal,
         options=option_differences(*configs),
         steps=steps,
-        held_out=_held_out(runs, metrics, notes),
+        held_out=held_out,
         curves=_curves(runs, metrics, steps, notes),
         costs={
             name: [sum(rows[step].get(metric) or 0 for step in steps) for rows in metrics]
             for name, metric in COSTS.items()
         },
         notes=notes,
+        without_final=without_final,
     )
 
 
@@ -164,15 +171,18 @@ def _held_out(
     runs: Sequence[RunDirectory],
     metrics: Sequence[Mapping[int, Mapping[str, Any]]],
     notes: list[str],
-) -> dict[str, HeldOut]:
-    """Compare the last and the best evaluations of the runs, if they have any."""
+) -> tuple[dict[str, HeldOut], str]:
+    """Compare the last and the best evaluations of the runs, if they have any.
+
+    Returns the comparisons, and why the last evaluations are not compared.
+    """
     last = [final_evaluation(run) for run in runs]
     if last[0] is None or last[1] is None:
         notes.append(
             "no comparison on held-out problems: a run has no evaluation (data.eval,"
             " train.eval_every)"
         )
-        return {}
+        return {}, "a run has no evaluation"
     pairs = {"final": [last[0], last[1]]}
     best = [
         _best(run, rows, evaluation["name"])
@@ -181,12 +191,14 @@ def _held_out(
     if best[0] is not None and best[1] is not None:
         pairs["best"] = [best[0], best[1]]
     compared: dict[str, HeldOut] = {}
+    reasons: dict[str, str] = {}
     for kind, (first, second) in pairs.items():
         try:
             compared[kind] = compare_evaluations(first, second)
         except DataError as error:
+            reasons[kind] = str(error)
             notes.append(f"the {kind} evaluations on held-out problems cannot be compared: {error}")
-    return compared
+    return compared, reasons.get("final", "")
 
 
 def _best(
@@ -262,11 +274,21 @@ def verdict(comparison: Comparison) -> str:
     final = _final_with_pairs(comparison)
     if final is not None:
         return f"{who_is_better(final.difference)}: {_final_accuracies(final)}"
+    reason = f"; held-out problems are not compared: {comparison.without_final or 'none in common'}"
     for name, curve in logged_curves(comparison).items():
         if name in ("accuracy", "reward") and curve.mean["difference"] is not None:
+            differing = [
+                option
+                for option in comparison.options
+                if any(f"{option}.".startswith(f"{deciding}.") for deciding in DECIDING_OPTIONS)
+            ]
+            if differing:
+                return f"undecided: the runs differ in {' and '.join(differing)}{reason}"
             better = who_is_better(curve.mean)
             in_training = f"in training {name}, {_paired(curve.mean, name)}"
-            return f"{better}: {in_training}; no common held-out problems"
+            return f"{better}: {in_training}{reason}"
+    if comparison.without_final:
+        return f"undecided: no training problems in common{reason}"
     return "undecided: the runs have no evaluations or training problems in common"
 
 
