@@ -48,9 +48,8 @@ _EQUAL = ("=", "≡", "\\equiv")
 _MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
 _WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 _CLAUSE_END = re.compile(r"[.;:!?](?=[\s*_$]|$)|[。；！？।]")
-_ENDS_IN_COMMA = re.compile(
-    r"(?<!\\),[\s$*_(]*(?:\\[(\[])?\s*$"
-)  # `By inspection, $`; `\,` is a space
+# `By inspection, $`; `\,` is a space
+_ENDS_IN_COMMA = re.compile(r"(?<!\\),[\s$*_(]*(?:\\[(\[])?\s*$")
 _SENTENCE_END = re.compile(r"[.;!?](?=[\s*_$]|$)|[。；！？।]")
 _NAMES = sorted(word for words in QUANTITY_DIMENSIONS for word in words.split())
 _STATING = word_set(

@@ -331,7 +331,7 @@ def _without_box(text: str, *, braces: bool) -> str:
         box = "\\boxed" + text.removeprefix("\\text")
     if box.startswith(("\\boxed", "\\fbox")):
         for outer in boxes(box):
-            if (outer.start, outer.end) == (0, len(box)):
+            if (outer.start, outer.end) == (0, len(outer.text)):
                 return outer.content
     return text
 
