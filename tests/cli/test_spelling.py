@@ -51,6 +51,7 @@ TRL = "learning_rate=0.0001 is optim.lr=0.0001 here"
         ("data.train=a.jsonl,b.jsonl", "typed as a list, '[a.jsonl,b.jsonl]'"),
         ("--set optim.lr=1e-4", "did you mean optim.lr=1e-4?"),
         ("-o 'data.instruction=Be brief'", "did you mean 'data.instruction=Be brief'?"),
+        ("optm.lr=1e-4", LR),
         ("--zebra 5", "No such option: --zebra"),
     ],
 )
@@ -58,6 +59,23 @@ def test_a_misspelt_option_is_answered_with_the_text_to_type(
     capsys: pytest.CaptureFixture[str], typed: str, answer: str
 ):
     code, out, err = run(capsys, "train", "tiny", *shlex.split(typed))
+    assert (code, out) == (2, "")
+    assert answer in err.splitlines()[-1]
+
+
+@for_each_row(
+    ["typed", "answer"],
+    [
+        ("stages.rewards.lr=1e-4", "did you mean stages.rewards.optim.lr=1e-4?"),
+        ("stages.rewards.optim.rate=5", "unknown option optim.rate; "),
+        ("stages.rewards.trains.num_steps=5", "did you mean stages.rewards.train.num_steps=5?"),
+        ("stage.rewards.optim.lr=1e-4", "did you mean stages.rewards.optim.lr=1e-4?"),
+    ],
+)
+def test_a_misspelt_option_of_a_stage_is_answered_with_its_stage(
+    capsys: pytest.CaptureFixture[str], typed: str, answer: str
+):
+    code, out, err = run(capsys, "check", "gsm8k_laptop", typed)
     assert (code, out) == (2, "")
     assert answer in err.splitlines()[-1]
 

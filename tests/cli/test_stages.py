@@ -90,6 +90,12 @@ def test_adapters_or_a_number_format_of_a_stage_leave_it_the_model_of_the_one_be
         (staged(a={"optim": {"rate": 1}}), [], "stage a: "),
         (staged(a={}), ["stages.b.optim.lr=1"], "no stage 'b'; "),
         (staged(a={}), ["stages.a"], "expected stages.a.OPTION=VALUE"),
+        (staged(a={}), ["stages.a=3"], "expected stages.a.OPTION=VALUE"),
+        (staged(a={}), ["stages=3"], "expected stages.NAME.OPTION=VALUE"),
+        (staged(a={}), ["a.optim.lr=1"], "a is a stage; write stages.a.optim.lr=1"),
+        (staged(a={}), ["stages.a.optim.lr=x"], "command line, stage a: option optim.lr: "),
+        (staged(a={}), ["optim.lr=x"], "command line: option optim.lr: "),
+        (COMMON | {"stages": {"a": {}}, "optim": {"lr": "x"}}, [], "my.yaml, stage a: option "),
     ],
 )
 def test_what_cannot_be_stages_is_named(raw: dict[str, Any], overrides: list[str], words: str):

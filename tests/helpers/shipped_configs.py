@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from dapo.config import Config, load_config
-from dapo.config.load import STAGES, read_options
+from dapo.config.load import read_options
+from dapo.config.options import STAGES
 from dapo.config.stages import build_stages
 from helpers.paths import CONFIGS
 

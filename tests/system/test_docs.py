@@ -15,8 +15,9 @@ import yaml
 
 from dapo.cli.main import app
 from dapo.config import SECTIONS, build_config
-from dapo.config.load import STAGES, read_options
+from dapo.config.load import read_options
 from dapo.config.option_fields import options_of
+from dapo.config.options import STAGES
 from dapo.config.other_names import COUNTERPARTS
 from dapo.config.stages import build_stages
 from dapo.core.errors import ConfigError

@@ -48,7 +48,8 @@ def train(
     With options alone: dapo train model=NAME data.train=SOURCE.
     """
     from dapo.config import build_config, find_config
-    from dapo.config.load import STAGES, read_options
+    from dapo.config.load import read_options
+    from dapo.config.options import STAGES
     from dapo.config.stages import build_stages
 
     stages = None
@@ -262,7 +263,8 @@ def check(
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
     from dapo.config import find_config
-    from dapo.config.load import STAGES, build_config, read_options
+    from dapo.config.load import build_config, read_options
+    from dapo.config.options import STAGES
     from dapo.config.stages import build_stages
 
     file = find_config(config)

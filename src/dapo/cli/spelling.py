@@ -23,6 +23,7 @@ _FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
 _NO_SUCH_FLAG = re.compile(r"No such option: (--?[\w.-]+)")
 _SUGGESTION = re.compile(r"did you mean ([\w.]+(?: or [\w.]+)*)\?")
 _UNKNOWN = re.compile(r"unknown option ([^\s;]+); " + _SUGGESTION.pattern)
+_STAGE = re.compile(r"stages\.[^.]+\.")
 _NO_VALUE = re.compile(r"override '([^']+)': expected key=value, for example \S+")
 
 
@@ -63,9 +64,13 @@ def as_typed(message: str, words: Sequence[str]) -> str:
     typed = dict(word.split("=", 1) for word in words if "=" in word)
 
     def with_typed_value(match: re.Match[str]) -> str:
-        for name, value in typed.items():
+        for typed_name, value in typed.items():
+            stage = _STAGE.match(typed_name)
+            prefix = stage[0] if stage is not None else ""
+            name = typed_name.removeprefix(prefix)
             if name == match[1] or name.startswith(f"{match[1]}."):
-                return _with_value(match[0], value)
+                below = name.removeprefix(match[1])
+                return _with_value(match[0], value, prefix=prefix, below=below)
         return match[0]
 
     match = _NO_VALUE.fullmatch(message)
@@ -130,11 +135,21 @@ def _hint(name: str, value: str | None) -> str | None:
     return hint if " here" in hint else None
 
 
-def _with_value(message: str, value: str) -> str:
-    """Write `did you mean optim.lr?` with a value, as a shell reads it."""
+def _with_value(message: str, value: str, *, prefix: str = "", below: str = "") -> str:
+    """Write `did you mean optim.lr?` with a value, as a shell reads it.
+
+    Args:
+        message: the question.
+        value: the value.
+        prefix: what leads to the option, such as `stages.rewards.`.
+        below: what follows if the question names a section, such as `.lr`.
+    """
 
     def add(match: re.Match[str]) -> str:
-        settings = [shlex.quote(f"{name}={value}") for name in match[1].split(" or ")]
+        settings = []
+        for name in match[1].split(" or "):
+            option = f"{name}{below}" if _is_section(name) else name
+            settings.append(shlex.quote(f"{prefix}{option}={value}"))
         return f"did you mean {' or '.join(settings)}?"
 
     return _SUGGESTION.sub(add, message)
@@ -181,3 +196,10 @@ def _is_option(name: str) -> bool:
     from dapo.config.option_fields import options_of
 
     return any(name == option for option, _ in options_of())
+
+
+def _is_section(name: str) -> bool:
+    from dapo.config.messages import SECTIONS
+    from dapo.config.options import STAGES
+
+    return name in {*SECTIONS, STAGES}

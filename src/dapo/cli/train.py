@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.config import Config
-from dapo.config.load import STAGES
+from dapo.config.options import STAGES
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.config.stages import Stage
 from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError

@@ -17,15 +17,13 @@ from dapo.config.data_spec import mix_of, without_other_kinds
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
 from dapo.config.option_values import SHORT_FORMS, escape_references, read_value, write_value
-from dapo.config.options import PRESETS, Config
+from dapo.config.options import PRESETS, STAGES, Config
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
 from dapo.core.loading import AGENT_PREFIX
 from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
-STAGES = "stages"
-"""The key of a configuration with a mapping of names to the options of each stage."""
 
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
@@ -143,7 +141,11 @@ def _require_bounded(text: str, where: str) -> None:
 
 
 def build_config(
-    raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+    raw: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    where: str = "config",
+    command_line: str = "command line",
 ) -> Config:
     """Merge preset, `raw` and `overrides` in this order, and validate.
 
@@ -151,6 +153,7 @@ def build_config(
         raw: the options of a file.
         overrides: `name=value` of a command line.
         where: the file, for the error.
+        command_line: what the error names instead if the overrides alone are at fault.
 
     Raises:
         ConfigError: one message for all faults.
@@ -178,7 +181,7 @@ def build_config(
         lines = list(format_validation_errors(error))
         details = error.errors()
         if all(_is_set_in(override_options, detail["loc"], detail["msg"]) for detail in details):
-            where = "command line"
+            where = command_line
         if len(lines) == 1 and "\n" not in lines[0]:
             message = f"{where}: {lines[0].strip()}"
         else:

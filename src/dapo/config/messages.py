@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from dapo.config.model_options import DATA_SOURCES
 from dapo.config.option_fields import names_by_keyword, options_of, section_in
-from dapo.config.options import Config
+from dapo.config.options import STAGES, Config
 from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
 from dapo.core.text import quoted
 from dapo.libs.foreign_options import leaves_of, shown_value
@@ -131,7 +131,7 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
             return elsewhere
     is_section = isinstance(value, Mapping)
     section = _innermost_section(parts)
-    names = []
+    names = [STAGES] if is_section else []
     for name, info in options_of():
         # a section is not meant by a value, nor an option by a mapping
         if (section_in(info.annotation) is not None) == is_section:

@@ -36,6 +36,8 @@ PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("presets.yaml").read_bytes()
 )
 """The options that each method sets by default."""
+STAGES = "stages"
+"""The key of a configuration with a mapping of names to the options of each stage."""
 # dynamic_sampling.oversampling: auto. Beyond it small batches save little more time, and the tokens
 # grow (docs/lab/scale.md)
 GPU_OVERSAMPLING = 0.25

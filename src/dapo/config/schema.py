@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from dapo.config.load import STAGES
 from dapo.config.option_entries import yaml_text
 from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
-from dapo.config.options import Config
+from dapo.config.options import STAGES, Config
 from dapo.config.section import Auto, Switch
 
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.config.load import STAGES, build_config, merge_options, parse_overrides
+from dapo.config.load import build_config, merge_options, parse_overrides
 from dapo.config.messages import SECTIONS
-from dapo.config.options import Config
+from dapo.config.options import STAGES, Config
 from dapo.core.errors import ConfigError
 from dapo.core.text import did_you_mean
 
@@ -50,15 +50,20 @@ def build_stages(
         if not isinstance(options, Mapping):
             raise ConfigError(f"{where}: stages.{name} must hold options, got {options!r}")
     common = {name: value for name, value in raw.items() if name != STAGES}
-    own = _own_overrides(overrides, list(stages))
-    shared = [item for item in overrides if not item.startswith(f"{STAGES}.")]
+    own, shared = _split_overrides(overrides, list(stages))
     built: dict[str, Stage] = {}
     previous = None
     for name, written in stages.items():
         stage_where = f"{where}, stage {name}"
         options = _without_empty_sections(written)
         merged = merge_options(common, options)
-        config = build_config(merged, [*shared, *own[name]], where=stage_where)
+        command_line = f"command line, stage {name}" if own[name] else "command line"
+        config = build_config(
+            merged,
+            [*shared, *own[name]],
+            where=stage_where,
+            command_line=command_line,
+        )
         own_model = merge_options(options, parse_overrides(own[name])).get("model")
         # adapters or a number format alone are of the model that comes from the stage before
         has_own_model = isinstance(own_model, Mapping) and "name" in own_model
@@ -77,16 +82,27 @@ def _without_empty_sections(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_overrides(overrides: Sequence[str], stages: Sequence[str]) -> dict[str, list[str]]:
-    """Return the overrides of one stage each, without its name. Raises ConfigError."""
+def _split_overrides(
+    overrides: Sequence[str], stages: Sequence[str]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the overrides of one stage each, without its name, and those of all stages.
+
+    Raises ConfigError.
+    """
     own: dict[str, list[str]] = {name: [] for name in stages}
+    shared = []
     for item in overrides:
-        if not item.startswith(f"{STAGES}."):
+        option, equals, value = item.partition("=")
+        section, *path = option.split(".")
+        if section != STAGES:
+            if section in own and section not in Config.model_fields:
+                raise ConfigError(f"{item}: {section} is a stage; write {STAGES}.{item}")
+            shared.append(item)
             continue
-        name, _, option = item.removeprefix(f"{STAGES}.").partition(".")
-        if name not in own:
+        name = path[0] if path else ""
+        if name and name not in own:
             raise ConfigError(f"{item}: no stage {name!r}; {did_you_mean(name, stages)}")
-        if "=" not in option:
-            raise ConfigError(f"{item}: expected stages.{name}.OPTION=VALUE")
-        own[name].append(option)
-    return own
+        if not equals or len(path) < 2:
+            raise ConfigError(f"{item}: expected {STAGES}.{name or 'NAME'}.OPTION=VALUE")
+        own[name].append(f"{'.'.join(path[1:])}={value}")
+    return own, shared
