@@ -307,3 +307,42 @@ def test_a_model_trained_from_an_export_names_the_model_before_it(sync_run: Path
     # somebody else's card names the base of the model, which is another model
     (folder / "README.md").write_text("---\nbase_model: a/b\n---\n")
     assert ModelCard(card_of(run)).data.base_model is None
+
+
+def training_facts(text: str) -> list[list[str]]:
+    """The lists of facts below `## Training`, one for each training."""
+    section = text.partition("## Training\n")[2].partition("\n## ")[0]
+    return [block.strip().splitlines() for block in section.split("\n\n") if "- **Data**" in block]
+
+
+def test_the_card_of_a_third_training_has_the_facts_of_those_before_it(
+    sync_run: Path, tmp_path: Path
+):
+    """Each card stands in an export that the next run begins with; the hub's set stays named."""
+    supervised = ("preset=sft", "schedule=supervised", "data.demonstrations=hub:openai/gsm8k:main")
+    first = with_options(sync_run, tmp_path / "run-1", *supervised)
+    cards = [card_of(first)]
+    for number in (1, 2):
+        folder = tmp_path / f"model-{number}"
+        folder.mkdir()
+        (folder / "README.md").write_text(cards[-1])
+        run = with_options(sync_run, tmp_path / f"run-{number + 1}", f"model.name={folder}")
+        cards.append(card_of(run))
+    facts = [training_facts(card) for card in cards]
+    assert [len(lists) for lists in facts] == [1, 2, 3]
+    assert facts[2][1:] == facts[1]
+    assert facts[1][1:] == facts[0]
+    assert "openai/gsm8k" in facts[2][2][0]
+    assert "supervised" in facts[2][2][1]
+    assert [ModelCard(card).data.datasets for card in cards] == [["openai/gsm8k"]] * 3
+
+
+def test_a_card_that_its_owner_has_rewritten_adds_no_facts(sync_run: Path, tmp_path: Path):
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / "README.md").write_text(
+        "---\ntags: [dapo]\ndatasets: mine\n---\n\n## Training\n\nOn sums.\n"
+    )
+    text = card_of(with_options(sync_run, tmp_path / "run", f"model.name={folder}"))
+    assert "### Earlier training" not in text
+    assert ModelCard(text).data.datasets == ["mine"]

@@ -10,6 +10,7 @@ from dapo.start.card.facts import (
     Base,
     Card,
     base_of,
+    earlier_data_sets,
     is_data_set,
     is_distilled,
     method_name,
@@ -46,6 +47,7 @@ def front_matter(card: Card, base: Base) -> str:
 
     sources = parts_of(trained_on(card.config))
     data_sets = {x.name for x in sources if isinstance(x, HubSource) and is_data_set(x)}
+    data_sets.update(earlier_data_sets(card.config.model.name))
     facts = ModelCardData(
         base_model=base.own_id if card.is_adapter else base.own_id or base.ancestor_id,
         library_name="peft" if card.is_adapter else "transformers",

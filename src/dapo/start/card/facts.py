@@ -23,6 +23,9 @@ from dapo.start.card.text import code, escaped, public
 TAG = "dapo"
 """The tag of each card, by which a run that begins with an export knows it."""
 CARD_FILE = "README.md"
+TRAINING_HEADING = "## Training"
+FIRST_FACT = "- **Data**: "
+"""The beginning of the list of facts about a training."""
 PAPER = "https://arxiv.org/abs/2503.14476"
 _HUB = "https://huggingface.co"
 _HUB_IDS = {"smollm2-135m-instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -132,6 +135,33 @@ def base_of(name: str) -> Base:
         ancestor_id = base
         text += f" (trained from {code(base)} by dapo)"
     return Base(text, ancestor_id=ancestor_id)
+
+
+def earlier_facts(name: str) -> list[str]:
+    """Return the facts of each training before this run, as Markdown lists, the last one first.
+
+    They are those in the card of the model with which the run began, if dapo exported it.
+    """
+    model = Path(name).expanduser()
+    if not is_exported(model):
+        return []
+    text = (model / CARD_FILE).read_text(encoding="utf-8", errors="replace")
+    _, _, rest = text.partition(f"\n{TRAINING_HEADING}\n")
+    section, _, _ = rest.partition("\n## ")
+    blocks = [block.strip() for block in section.split("\n\n")]
+    return [block for block in blocks if block.startswith(FIRST_FACT)]
+
+
+def earlier_data_sets(name: str) -> list[str]:
+    """Return the data sets of the hub on which the model that a run began with was trained."""
+    model = Path(name).expanduser()
+    if not is_exported(model):
+        return []
+    names = _front_matter_of(model / CARD_FILE).get("datasets")
+    # the hub takes one name, too
+    if isinstance(names, str):
+        return [names]
+    return [str(name) for name in names or ()]
 
 
 def _front_matter_of(path: Path) -> dict[str, Any]:

@@ -16,11 +16,14 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork, manifest_entry
 from dapo.runs.stored_config import DATA_FOLDER, option_changes
 from dapo.start.card.facts import (
+    FIRST_FACT,
     PAPER,
+    TRAINING_HEADING,
     Base,
     Card,
     base_of,
     codes,
+    earlier_facts,
     hub_link,
     is_data_set,
     is_distilled,
@@ -42,8 +45,8 @@ _LISTED = ("model.lora", "loss.function", "loss.reference", "environment.name")
 def training(card: Card, base: Base) -> Iterator[str]:
     """Yield what the model was trained on, how, how long and by which run."""
     config = card.config
-    yield "## Training"
-    yield "\n".join(f"- {line}" for line in _facts(card, base))
+    yield TRAINING_HEADING
+    yield FIRST_FACT + "\n- ".join(_facts(card, base))
     changed = list(_changed_options(config))
     if changed:
         yield f"Options that differ from those of the [paper]({PAPER}):"
@@ -53,15 +56,20 @@ def training(card: Card, base: Base) -> Iterator[str]:
     lines = [*_resumes(card), *_origin(card)]
     if lines:
         yield "\n".join(f"- {line}" for line in lines)
+    earlier = earlier_facts(config.model.name)
+    if earlier:
+        yield "### Earlier training"
+        yield from earlier
 
 
 def _facts(card: Card, base: Base) -> Iterator[str]:
+    """Yield the facts of the list, the first one without its beginning, which is FIRST_FACT."""
     config = card.config
     source = trained_on(config)
     problems = _count(card, "training problems")
     kind = "demonstrations" if config.is_supervised else "problems"
     number = "" if problems is None else f"{problems:,} {kind}: "
-    yield f"**Data**: {number}{'; '.join(_describe(part, card) for part in parts_of(source))}"
+    yield number + "; ".join(_describe(part, card) for part in parts_of(source))
     yield f"**Method**: {_method(config)}"
     if config.learns_from_rewards:
         reward = verifier_text(config.reward.verifier)
