@@ -13,7 +13,6 @@ from dapo.api.in_memory_data import Reward, verifier_option, weights_by_name
 from dapo.api.plain_values import described, lora_options, model_name, plain_value
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
-    STAGES,
     as_literal,
     merge_options,
     nested_options,
@@ -22,6 +21,7 @@ from dapo.config.load import (
     require_set_once,
 )
 from dapo.config.option_fields import names_by_keyword, options_of
+from dapo.config.options import STAGES
 from dapo.config.training_options import fitting_minibatch
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.text import quoted

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import sysconfig
 import threading
@@ -22,6 +23,8 @@ from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from dapo.core.errors import DapoError, DataError
 from dapo.core.text import did_you_mean
@@ -239,6 +242,36 @@ def quiet_hub() -> Iterator[None]:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
         yield
+
+
+@contextlib.contextmanager
+def reading_hub() -> Iterator[None]:
+    """Read from the hub within the block, silently; without a network from its cache, at once.
+
+    The hub's client tries for 25 seconds, and again for each file, to reach a host without address.
+    """
+    from huggingface_hub import constants
+
+    with quiet_hub():
+        was_offline = constants.HF_HUB_OFFLINE
+        if not _has_address(constants.ENDPOINT):
+            constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = was_offline
+
+
+def _has_address(url: str) -> bool:
+    """Return False if the host of `url` has no address here, and no proxy would know it."""
+    parts = urlsplit(url)
+    if getproxies().get(parts.scheme):
+        return True
+    try:
+        socket.getaddrinfo(parts.hostname, parts.port)
+    except OSError:
+        return False
+    return True
 
 
 def require_package(package: str, *, purpose: str, error: type[DapoError] = DataError) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from dapo.core.errors import ConfigError
-from dapo.core.loading import quiet_hub
+from dapo.core.loading import reading_hub
 
 WEIGHT_FILES = ("*.safetensors",)
 PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -72,13 +72,26 @@ def _named_folders(path: Path) -> str:
     return f"; it holds {shown}: name the run or the model that you mean"
 
 
+def is_model_here(name: str) -> bool:
+    """Return True if a path exists, or this machine's cache of the hub has the model of that id."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(name).expanduser().exists():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(name, CONFIG_FILE), str)
+    except HFValidationError:
+        return False
+
+
 def require_hub_model(name: str) -> None:
     """Raise ConfigError unless the hub, or this machine's cache of it, has the model's config.json.
 
     It is downloaded if it is not in the cache; the errors of the hub's client are many, and those
     not answered here are left to the loading of the model.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -87,10 +100,10 @@ def require_hub_model(name: str) -> None:
         RepositoryNotFoundError,
     )
 
+    if is_model_here(name):
+        return
     try:
-        if isinstance(try_to_load_from_cache(name, CONFIG_FILE), str):
-            return
-        with quiet_hub():
+        with reading_hub():
             hf_hub_download(name, CONFIG_FILE)
     except HFValidationError:
         reason = "is not a valid Hugging Face id (OWNER/NAME), and there is no such directory"

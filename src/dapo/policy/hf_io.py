@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from dapo.core.loading import quiet_hub
+from dapo.core.loading import quiet_hub, reading_hub
 from dapo.types import WeightLayout
 
 SHARD_BYTES = 5 * 10**9
@@ -38,6 +39,13 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         yield
+
+
+def reading_model(path: str | Path) -> AbstractContextManager[None]:
+    """Return the context in which a model is read, from a directory or by its Hugging Face id."""
+    if isinstance(path, Path):
+        return contextlib.nullcontext()
+    return reading_hub()
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:

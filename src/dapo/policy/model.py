@@ -35,6 +35,7 @@ from dapo.policy.hf_io import (
     find_stored_weights,
     layout_of,
     quiet_transformers,
+    reading_model,
     stored_buffers,
     tied_names,
     write_model_directory,
@@ -144,11 +145,14 @@ def load_model(
             model, tokenizer = tiny_random(dtype)
             if torch.device(device).type == "meta":
                 model = _without_weights(model.config, dtype)
-        elif torch.device(device).type == "meta":
-            path = _resolve(name)
-            model, tokenizer, weight_files = _meta_model(name, path, dtype, trust_remote_code)
         else:
-            model, tokenizer = _from_pretrained(name, _resolve(name), dtype, trust_remote_code)
+            path = _resolve(name)
+            with reading_model(path):
+                if torch.device(device).type == "meta":
+                    files = _meta_model(name, path, dtype, trust_remote_code)
+                    model, tokenizer, weight_files = files
+                else:
+                    model, tokenizer = _from_pretrained(name, path, dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids and not tokenizer.chat_template:
         raise ConfigError(

@@ -10,7 +10,9 @@ from dapo.config import Config, LossConfig
 from dapo.config.data_spec import Source, kinds
 from dapo.config.lengths import agent_context
 from dapo.config.load import resolve_auto_verifier
+from dapo.config.model_options import MODEL_ALIASES
 from dapo.config.option_fields import changed_paper_values, option_text
+from dapo.core.model_files import is_model_here
 from dapo.core.text import weighted
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
@@ -51,7 +53,9 @@ def in_short(config: Config, data: "Sequence[DataFacts]", num_removed: int) -> I
     """Yield the model, the data, a step and the mistakes in a few lines."""
     config = resolve_auto_verifier(config)
     train = config.train
-    yield f"model     {config.model.name}"
+    yield f"model     {_named_model(config.model.name)}"
+    if config.has_kl and config.loss.has_teacher and config.loss.teacher is not None:
+        yield f"teacher   {_named_model(config.loss.teacher)}"
     yield from _data(config, data, num_removed)
     if config.is_supervised:
         yield f"step      {train.minibatch_groups} demonstrations; {train.num_steps} steps"
@@ -65,6 +69,13 @@ def in_short(config: Config, data: "Sequence[DataFacts]", num_removed: int) -> I
         yield f"reward    {weighted(config.reward.verifier)}"
     for line in ignored_options(config):
         yield f"ignored   {line}"
+
+
+def _named_model(name: str) -> str:
+    """Return the name of a model, and that nothing of it is checked if it is not here."""
+    if name in MODEL_ALIASES or is_model_here(name):
+        return name
+    return f"{name} (not on this machine)"
 
 
 def differences_from_paper(config: Config) -> Iterator[str]:

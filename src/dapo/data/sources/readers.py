@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
-from dapo.core.loading import quiet_hub, require_package
+from dapo.core.loading import reading_hub, require_package
 from dapo.core.typed_values import MARK, of_json_values
 from dapo.data.sources.rows import with_arrow_messages
 from dapo.data.sources.separated import separated_rows
@@ -61,8 +61,16 @@ def read_hub_rows(source: HubSource) -> Rows:
     import datasets
 
     try:
-        with quiet_hub():
+        with reading_hub():
             table = datasets.load_dataset(source.name, source.config, split=source.split)
+    except ConnectionError:
+        names = [name for name in (source.name, source.config) if name is not None]
+        call = f"datasets.load_dataset({', '.join(map(repr, names))})"
+        raise DataError(
+            f"{label} is not in this machine's cache, and the Hugging Face hub was not reached;"
+            f' load it where there is a network: python -c "import datasets; {call}", or name'
+            " files that hold it in its place, such as {path: train.jsonl}"
+        ) from None
     # errors of network, file system and data set scripts pass through the library
     except Exception as error:
         reason = " ".join(str(error).split()) or "no reason given"
