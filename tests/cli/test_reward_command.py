@@ -57,6 +57,19 @@ def test_a_score_counts_from_half_that_of_a_right_answer():
     assert "empty" in issues("dapo.rewards.examples:brevity", right="one two three")
 
 
+def test_a_reward_of_a_format_that_no_usual_answer_has_pays_no_nonsense():
+    """As the strict format of a script, of which every text here has the score 0."""
+    audit = audit_reward(InlineJudge("helpers.faulty_rewards:of_a_format"), SUM)
+    assert (audit.right, audit.suspicious) == (None, [])
+    right = "<reasoning>\n6 * 7\n</reasoning>"
+    audit = audit_reward(InlineJudge("helpers.faulty_rewards:of_a_format"), SUM, right)
+    assert audit.right is not None
+    assert audit.suspicious == []
+    # the same score for everything is right and wrong at once
+    audit = audit_reward(InlineJudge("helpers.faulty_rewards:always_one"), SUM)
+    assert len(audit.suspicious) == len(audit.checks)
+
+
 def test_a_non_deterministic_or_failing_reward_is_found():
     assert "non-deterministic" in issues("helpers.faulty_rewards:non_deterministic")["empty"]
     assert issues("helpers.faulty_rewards:fragile")["empty"] == ("verifier error",)

@@ -165,8 +165,9 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.Capt
     assert (config.model.name, config.data.train) == ("Qwen/Qwen2.5-0.5B-Instruct", "train.jsonl")
     assert config.reward.verifier == {
         "trl.rewards:accuracy_reward": 1.0,
-        "train:format_reward": 0.5,
+        "my_rewards:format_reward": 0.5,
     }
+    assert "Move these functions, with what they use, to my_rewards.py" in text
     # 32 x 8 responses / 8; 32 x 2 responses per update; 8 / 2 updates in each of two passes
     assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (32, 8)
     assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (
@@ -396,7 +397,17 @@ SHARED = "model_name_or_path: m\ndataset_name: a/b\nlearning_rate: 1e-5\n"
         (
             "a.sh",
             "swift sft --model m --lora_rank 8 --learning_rate 1e-4\n",
-            "the trainer of `swift sft`",
+            "the trainer of `swift sft` of ms-swift",
+        ),
+        (
+            "a.sh",
+            "swift rlhf --rlhf_type grpo --model m --num_generations 8 --learning_rate 1e-6\n",
+            "the trainer of `swift rlhf` of ms-swift",
+        ),
+        (
+            "a.yaml",
+            "rlhf_type: grpo\nmodel: m\nnum_generations: 8\nlearning_rate: 1.0e-6\n",
+            "the trainer of ms-swift",
         ),
         ("a.yaml", f"{SHARED}beta: 0.1\nmax_length: 512\n", "another trainer of TRL"),
         (
@@ -1199,3 +1210,202 @@ def test_a_list_with_an_interpolation_is_known_only_to_the_other_system(
     (tmp_path / "a.yaml").write_text(text)
     code, out, _ = run(capsys, "convert", str(tmp_path / "a.yaml"))
     assert (code, "data.train_files=" in out) == (1, True)
+
+
+CORRECTION = "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (f"{CORRECTION}.bypass_mode=true {CORRECTION}.loss_type=reinforce", 4),
+        (f"{CORRECTION}.bypass_mode=true {CORRECTION}.loss_type=ppo_clip", 0),
+        (f"{CORRECTION}.loss_type=reinforce", 0),
+        ("algorithm.gamma=0.99", 4),
+        ("algorithm.gamma=1.0", 0),
+    ],
+)
+def test_another_loss_of_verl_is_no_detail_where_it_has_an_effect(
+    tmp_path: Path, options: str, code: int, capsys: pytest.CaptureFixture[str]
+):
+    script = f"{VERL} algorithm.adv_estimator=grpo {options}"
+    converted(tmp_path, "a.sh", script, capsys, code=code)
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"), [("grpo_vectorized", "group"), ("rloo_vectorized", "rloo")]
+)
+def test_a_vectorized_estimator_of_verl_is_the_estimator(
+    tmp_path: Path, name: str, estimator: str, capsys: pytest.CaptureFixture[str]
+):
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} algorithm.adv_estimator={name}", capsys)
+    assert config.advantage.estimator == estimator
+
+
+def test_the_keywords_of_a_reward_function_of_verl_are_its_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for prefix in ("", "reward."):
+        own = f"{prefix}custom_reward_function"
+        options = f"{own}.path=recipe/mine/r.py +{own}.reward_kwargs.penalty=0.5"
+        script = f"{VERL} algorithm.adv_estimator=grpo {options} +{own}.reward_kwargs.base=2"
+        config, _ = converted(tmp_path, "a.sh", script, capsys)
+        assert config.reward.verifier == "recipe.mine.r:compute_score"
+        assert config.reward.options == {"penalty": 0.5, "base": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "verifier"),
+    [
+        ("r.py", "r:f"),
+        ("./recipe/r.py", "recipe.r:f"),
+        ("/home/me/recipe/r.py", "r:f"),
+        ("../recipe/r.py", "r:f"),
+        ("my-recipe/r.py", "r:f"),
+        ("pkg://recipe.r", "recipe.r:f"),
+    ],
+)
+def test_the_file_of_a_reward_function_of_verl_is_named_as_a_module(
+    tmp_path: Path, path: str, verifier: str, capsys: pytest.CaptureFixture[str]
+):
+    own = f"custom_reward_function.path={path} custom_reward_function.name=f"
+    script = f"{VERL} algorithm.adv_estimator=grpo {own}"
+    config, _ = converted(tmp_path, "a.sh", script, capsys)
+    assert config.reward.verifier == verifier
+
+
+def test_the_fully_asynchronous_trainer_of_verl_has_a_batch_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its documentation: the engine takes new weights after `trigger_parameter_sync_step` fetches
+    of `require_batches` x `ppo_mini_batch_size` prompts; by default 4 and 1.
+    """
+    options = VERL.replace("data.train_batch_size=64", "data.train_batch_size=0")
+    options = options.replace("main_ppo", "fully_async_main") + "algorithm.adv_estimator=grpo"
+    options += " rollout.total_rollout_steps=2560 rollout.test_freq=5"
+    config, _ = converted(tmp_path, "a.sh", options, capsys)
+    assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (128, 32)
+    assert (config.train.num_steps, config.train.eval_every) == (20, 5)
+    assert config.schedule == "async"
+    more = "async_training.require_batches=2 async_training.trigger_parameter_sync_step=1"
+    more += " async_training.staleness_threshold=0"
+    config, _ = converted(tmp_path, "a.sh", f"{options} {more}", capsys)
+    assert (config.rollout.prompts_per_step, config.train.num_steps) == (64, 40)
+    assert config.schedule == "sync"
+
+
+def trl_file(**options: object) -> str:
+    named = {
+        "model_name_or_path": "m",
+        "dataset_name": "a/b",
+        "num_generations": 8,
+        "per_device_train_batch_size": 16,
+        "reward_funcs": ["rewards.f"],
+    }
+    return yaml.safe_dump(named | options)
+
+
+def test_the_bound_of_cispo_is_one_less_than_that_of_trl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = trl_file(loss_type="cispo", epsilon=0.2, epsilon_high=5.0, max_steps=9)
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    loss = config.loss
+    assert (loss.surrogate, loss.clip_high, loss.aggregate) == ("cispo", 4.0, "token")
+    config, _ = converted(
+        tmp_path, "a.yaml", trl_file(epsilon_high=0.3, max_steps=9, loss_type="dapo"), capsys
+    )
+    assert (config.loss.surrogate, config.loss.clip_high) == ("clip", 0.3)
+
+
+def test_an_interval_of_trl_below_one_is_a_share_of_its_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shares = {"save_steps": 0.05, "eval_steps": 0.1}
+    text = trl_file(**shares, max_steps=400, gradient_accumulation_steps=2, num_iterations=2)
+    config, _ = converted(tmp_path, "a.yaml", text, capsys)
+    # two updates a batch
+    assert (config.train.save_every, config.train.eval_every) == (10, 20)
+    _, text = converted(tmp_path, "a.yaml", trl_file(**shares), capsys, code=3)
+    assert "# Set train.save_every yourself" in text
+    assert "#   eval_steps=0.1" in text
+
+
+OWN_REWARDS = """
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+
+
+def right(completions, **kwargs):
+    raise AssertionError("the script was run")
+
+
+def main():
+    trainer = GRPOTrainer(
+        model="m", reward_funcs={rewards}, args=GRPOConfig(max_steps=9), train_dataset="t.jsonl"
+    )
+    trainer.train()
+
+
+{start}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "is_moved"),
+    [
+        ("main()", True),
+        ("if 1:\n    main()", True),
+        ('if __name__ == "__main__":\n    main()', False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rewards", "verifier"),
+    [
+        ("right", "{}:right"),
+        ("[right, accuracy_reward]", {"{}:right": 1, "trl.rewards:accuracy_reward": 1}),
+    ],
+)
+def test_rewards_of_a_script_that_would_train_when_it_is_imported_are_to_be_moved(
+    tmp_path: Path,
+    start: str,
+    is_moved: bool,
+    rewards: str,
+    verifier: Any,
+    capsys: pytest.CaptureFixture[str],
+):
+    script = OWN_REWARDS.format(rewards=rewards, start=start)
+    config, text = converted(tmp_path, "own.py", script, capsys, code=3 if is_moved else 0)
+    module = "my_rewards" if is_moved else "own"
+    expected = verifier
+    if isinstance(verifier, dict):
+        expected = {name.format(module): weight for name, weight in verifier.items()}
+    else:
+        expected = verifier.format(module)
+    assert config.reward.verifier == expected
+    assert ("Move these functions, with what they use, to my_rewards.py" in text) == is_moved
+    assert "another GRPOTrainer" not in text
+
+
+def test_two_splits_that_are_loaded_at_once_are_two_data_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    splits = 'train, test = load_dataset("a/b", "main", split=["train[:5%]", "test[:5%]"])'
+    call = (
+        'GRPOTrainer("m", "f.f", GRPOConfig(max_steps=9), train_dataset=train, eval_dataset=test)'
+    )
+    script = f"from datasets import load_dataset\n{splits}\n{call}\n"
+    config, _ = converted(tmp_path, "a.py", script, capsys)
+    assert config.data.train == {"hub": "a/b", "config": "main", "split": "train[:5%]"}
+    assert config.data.eval == {"hub": "a/b", "config": "main", "split": "test[:5%]"}
+
+
+def test_a_few_names_that_trl_has_too_make_no_file_of_trl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    own = {"pretrain": "m", "rollout_batch_size": 64, "prompt_length": 9, "adv_estimator": "grpo"}
+    shared = {"max_steps": 500, "save_steps": 100, "response_length": 4096}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(own | shared))
+    code, _, err = run(capsys, "convert", str(tmp_path / "a.yaml"))
+    assert code == 2
+    assert "a.yaml has 2 options of verl, AReaL or TRL" in err

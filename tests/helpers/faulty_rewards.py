@@ -1,6 +1,7 @@
 """Rewards with a fault each, for `dapo test`."""
 
 import itertools
+import re
 
 from dapo.rewards.audit import nonsense
 
@@ -21,3 +22,12 @@ def fragile(problem, response):
 
 def silent_on_nonsense(problem, response):
     return None if response in nonsense(problem).values() or problem.answer != "42" else True
+
+
+def of_a_format(completions, **columns):
+    pattern = r"<reasoning>\n.*?\n</reasoning>"
+    return [0.5 if re.fullmatch(pattern, text, re.DOTALL) else 0.0 for text in completions]
+
+
+def always_one(completions, **columns):
+    return [1.0] * len(completions)

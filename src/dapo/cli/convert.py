@@ -97,6 +97,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     if peer == "trl":
         translation.assumed += _batch_of_trl(options, facts)
         translation.unknown |= _open_rewards(options, translation)
+        if is_python:
+            translation.unknown |= _rewards_of_script(path, translation)
     if not is_python and names_no_trainer(peer, reading):
         translation.assumed.append(
             "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
@@ -105,6 +107,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     translation.unknown |= _open_warmup(options, translation, _WARMUPS[peer])
+    if peer == "trl":
+        translation.unknown |= _open_intervals(options, translation)
     if peer == "verl":
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
@@ -199,10 +203,15 @@ def _trainer_around_verl(reading: Reading) -> list[str]:
 
     FlowRL, PRIME and SPPO have verl's options and a loss of their own, which no option names.
     """
-    name = reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    name = _program(reading)
     if not name or name in _TRAINERS_OF_VERL:
         return []
     return [f"line {reading.line}: the code of {reading.program}, which may train in its own way"]
+
+
+def _program(reading: Reading) -> str:
+    """Return the name of the program that a command runs, without its folder or package."""
+    return reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
 
 
 def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
@@ -257,6 +266,55 @@ def _open_rewards(options: Mapping[str, Any], translation: Translation) -> dict[
     return {person: names} if names else {}
 
 
+def _rewards_of_script(path: Path, translation: Translation) -> dict[str, list[str]]:
+    """Return the rewards that a person is to move: importing the script would start its training.
+
+    The translation names them in the module to which they are moved.
+    """
+    option = "reward.verifier"
+    verifier, origin = translation.ours.get(option, (None, ""))
+    names = list(verifier) if isinstance(verifier, dict) else [verifier]
+    own_prefix = f"{path.stem}:"
+    own_names = [name for name in names if isinstance(name, str) and name.startswith(own_prefix)]
+    is_notebook = path.suffix == ".ipynb"
+    if not own_names or not (is_notebook or _trains_on_import(_text(path))):
+        return {}
+    moved = {name: f"{_MOVED_REWARDS}:{name.removeprefix(own_prefix)}" for name in own_names}
+    new_verifier: Any = moved.get(verifier) if isinstance(verifier, str) else None
+    if isinstance(verifier, dict):
+        new_verifier = {moved.get(name, name): weight for name, weight in verifier.items()}
+    translation.ours[option] = (new_verifier, origin)
+    reason = (
+        "a notebook is no module"
+        if is_notebook
+        else "importing the script would start its training"
+    )
+    person = f"Move these functions, with what they use, to {_MOVED_REWARDS}.py, as {reason}"
+    return {person: [name.removeprefix(own_prefix) for name in own_names]}
+
+
+def _trains_on_import(text: str) -> bool:
+    """Return True if a script calls `train()` or `main()` where an import would run the call."""
+    try:
+        statements: list[ast.AST] = list(ast.parse(text).body)
+    except SyntaxError:  # of a newer Python
+        return True
+    while statements:
+        node = statements.pop()
+        is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        is_guarded = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+        if is_definition or is_guarded:
+            continue
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in ("train", "main"):
+                return True
+        statements += ast.iter_child_nodes(node)
+    return False
+
+
+_MOVED_REWARDS = "my_rewards"
+"""The module to which the rewards of a script are moved."""
 _WARMUPS: Mapping[Peer, tuple[str, str]] = {
     "verl": (
         f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio",
@@ -290,6 +348,21 @@ def _open_warmup(
     return {person: [f"{name}={share}"]}
 
 
+def _open_intervals(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:
+    """Return the intervals of TRL that a person is to set: shares of an unknown number of steps."""
+    unknown: dict[str, list[str]] = {}
+    for name, option in (("save_steps", "train.save_every"), ("eval_steps", "train.eval_every")):
+        share = options.get(name)
+        is_share = isinstance(share, float) and 0 < share < 1
+        if is_share and option not in translation.ours:
+            person = (
+                f"Set {option} yourself: a share of all steps, whose number (max_steps) the script"
+                " does not set"
+            )
+            unknown[person] = [f"{name}={share}"]
+    return unknown
+
+
 def _num_known(reading: Reading) -> int:
     """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
@@ -321,7 +394,12 @@ def _num_of_system(options: Mapping[str, Any], peer: Peer) -> int:
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
-    """Return inputs of formulas that are no options: for TRL, processes and use of unsloth."""
+    """Return inputs of formulas that are no options.
+
+    They are processes and use of unsloth for TRL, and for verl which of its trainers it is.
+    """
+    if peer == "verl":
+        return {"fully_async": int(_program(reading) == "fully_async_main")}
     if peer != "trl":
         return {}
     uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(
@@ -371,7 +449,7 @@ def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str |
     """Remove a batch that is not a whole number of prompts; ask for the number of processes."""
     name = "rollout.prompts_per_step"
     value, origin = translation.ours.get(name, (1, ""))
-    if not facts or not isinstance(value, float) or value.is_integer():
+    if "processes" not in facts or not isinstance(value, float) or value.is_integer():
         return None
     fault = (
         f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is not"

@@ -6,7 +6,7 @@ a run that nobody asked for.
 
 import re
 
-from dapo.config.other_names import Peer
+from dapo.config.other_names import OTHERS, Peer
 from dapo.libs.foreign_options import Reading
 
 _OF_REWARDS = {
@@ -73,8 +73,10 @@ def other_trainer(peer: Peer | None, reading: Reading, *, is_supervised: bool) -
     if len(_OF_LLAMA_FACTORY & options.keys()) > 1:
         stage = options.get("stage", "none")
         return f"LLaMA-Factory (stage={stage})"
-    if re.search(r"\bswift (?!rlhf)\w+`$", reading.command):
-        return f"the trainer of {reading.command}"
+    # its options have TRL's names, and other defaults
+    if "rlhf_type" in options or re.search(r"\bswift \w+`$", reading.command):
+        command = f" of {reading.command}" if reading.command else ""
+        return f"the trainer{command} of ms-swift"
     if is_supervised:
         return None
     if peer == "areal":
@@ -87,10 +89,14 @@ def other_trainer(peer: Peer | None, reading: Reading, *, is_supervised: bool) -
     if program in _OTHERS:
         return f"the trainer of {reading.command}"
     name = next((name for name in _OF_OTHERS if name in options), None)
-    return name and f"another trainer of TRL ({name}={options[name]})"
+    is_of_trl = [key in _OF_OTHERS or bool(OTHERS["trl"].rows_of(key)) for key in options]
+    # other systems share a few names with TRL
+    if name is None or 2 * sum(is_of_trl) < len(options):
+        return None
+    return f"another trainer of TRL ({name}={options[name]})"
 
 
 def names_no_trainer(peer: Peer, reading: Reading) -> bool:
     """Whether a file of TRL could as well be one of its supervised trainer."""
-    says_grpo = "grpo" in reading.command or reading.options.get("rlhf_type") == "grpo"
-    return peer == "trl" and not says_grpo and not _OF_REWARDS & reading.options.keys()
+    is_of_rewards = "grpo" in reading.command or _OF_REWARDS & reading.options.keys()
+    return peer == "trl" and not is_of_rewards

@@ -15,7 +15,7 @@ from dapo.config.load import override, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.text import excerpt, one_line, plural, shorten
 from dapo.data.problems import load_problems
-from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward, verdict_on
+from dapo.rewards.audit import EXAMPLE, EXAMPLES, SUM, Audit, CheckResult, audit_reward, verdict_on
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifiers.function import missing_columns, require_columns
@@ -103,7 +103,7 @@ def examine_reward(
             :PROBLEMS
         ]
     elif answer is not None:
-        problems = [Problem("example", SUM.prompt, answer)]
+        problems = [Problem(EXAMPLE, SUM.prompt, answer)]
     else:
         problem, known_right = EXAMPLES.get(verifier, (SUM, None))
         problems = [problem]

@@ -104,6 +104,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if not name or not attribute:
         raise error(f"{option}{path!r}: expected module:function, for example my_rewards:brevity")
     directory = os.getcwd()
+    name = module_name(name)
     is_of_a_run = any(
         Path(directory).is_relative_to(folder.resolve().parent) for folder in CODE_FOLDERS
     )
@@ -123,9 +124,15 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if isinstance(module, Failure):
         source: object = written_file or try_call(partial(importlib.util.find_spec, name))
         if source is None or isinstance(source, Failure):
+            hint = ""
+            if name.endswith(".py") and Path(name).expanduser().is_file():
+                hint = (
+                    f"; put the folder of the file in PYTHONPATH, and name it {Path(name).stem}:"
+                    f"{attribute}"
+                )
             raise error(
                 f"{option}{path!r}: there is no module {name!r} in {directory} or among the"
-                " installed packages"
+                f" installed packages{hint}"
             )
         doing = f"importing {name}" if written_file is None else "importing its copy in the run"
         raise error(f"{option}{own_name(path)!r}: {doing} {module.reason}")
@@ -185,20 +192,40 @@ def _written_module(name: str) -> Path | None:
     return None
 
 
+def module_name(name: str) -> str:
+    """Return the dotted name of a module that is given as a file in the current directory.
+
+    Any other name stays as it is.
+
+    >>> module_name("recipe/gen/rewards.py"), module_name("recipe.gen.rewards")
+    ('recipe.gen.rewards', 'recipe.gen.rewards')
+    """
+    if not name.endswith(".py"):
+        return name
+    file = Path(name).expanduser()
+    if file.is_absolute() and file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    parts = file.with_suffix("").parts
+    if not all(part.isidentifier() for part in parts):
+        return name
+    return ".".join(parts)
+
+
 def module_file(name: str) -> Path | None:
     """Find the file of a module that `load_callable` would import, without importing it."""
+    name = module_name(name)
     written_file = _written_module(name)
     if written_file is not None:
         return written_file
-    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
-    parts = name.split(".")
+    folders = [os.getcwd(), *sys.path]
     spec = None
-    for count in range(1, len(parts) + 1):
-        # a module without submodules has no folders to search
-        if folders is None:
+    for part in name.split("."):
+        # without its parents' names: the finder would import those that have no __init__.py
+        spec = PathFinder.find_spec(part, folders)
+        if spec is None:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
-        folders = None if spec is None else spec.submodule_search_locations
+        # none of a module without submodules, in which nothing is found
+        folders = list(spec.submodule_search_locations or ())
     if spec is None or not spec.has_location or not spec.origin:
         return None
     return Path(spec.origin)

@@ -28,26 +28,28 @@ _RESPONSES_TO_BROKEN = {
     "prose": "I do not know.",
 }
 
+EXAMPLE = "example"
+"""The id of the problem that is audited without data."""
 _TESTS = ["assert add(1, 2) == 3", "assert add(40, 2) == 42"]
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
 EXAMPLES: Mapping[str, tuple[Problem, str | None]] = {
-    "choice": (Problem("example", "Which is even? A) 1 B) 2 C) 3", "B"), None),
+    "choice": (Problem(EXAMPLE, "Which is even? A) 1 B) 2 C) 3", "B"), None),
     "code": (
-        Problem("example", "Write add(a, b).", "", fields={"tests": _TESTS}),
+        Problem(EXAMPLE, "Write add(a, b).", "", fields={"tests": _TESTS}),
         "```python\ndef add(a, b):\n    return a + b\n```",
     ),
     "json_schema": (
-        Problem("example", "Give x as JSON.", "", fields={"schema": _SCHEMA}),
+        Problem(EXAMPLE, "Give x as JSON.", "", fields={"schema": _SCHEMA}),
         '{"x": 42}',
     ),
-    "regex": (Problem("example", "Give a date.", r"\d{4}-\d\d-\d\d"), "2024-02-29"),
+    "regex": (Problem(EXAMPLE, "Give a date.", r"\d{4}-\d\d-\d\d"), "2024-02-29"),
 }
 """Problems for verifiers whose reference is not a number, with a right response (None: the usual
 forms).
 """
 
-SUM = Problem("example", "What is 6 * 7? Put your answer on its own line after `Answer:`.", "42")
+SUM = Problem(EXAMPLE, "What is 6 * 7? Put your answer on its own line after `Answer:`.", "42")
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,9 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
     lowest = min(
         (check.verdict.score for check in first if check.verdict.error is None), default=0.0
     )
+    # a reward of a format that none of the forms has pays for nothing here
+    if best is not None and best.verdict.correct is None and best.verdict.score <= min(lowest, 0):
+        best = None
     false_positive_score = lowest + 1e-9 if best is None else (lowest + best.verdict.score) / 2
     checks = [
         replace(result, issues=_issues(result, repeated.verdict, false_positive_score))
@@ -162,11 +167,13 @@ def verdict_on(audits: Sequence[Audit]) -> str:
         issues.append(f"{count} of {total} {verb} when the same response is judged again")
     if not issues:
         issues.append(f"nothing suspicious in {total} responses that are wrong or hostile")
-    if any(audit.right is None for audit in audits):
-        issues.append(
-            "no usual form of the right answer is accepted: give one with --right, or problems with"
-            " --data"
-        )
+    unaccepted = [audit.problem for audit in audits if audit.right is None]
+    if unaccepted:
+        forms = ", ".join(form.format("42") for form in _RIGHT_FORMS)
+        issue = f"no usual form of the right answer is accepted ({forms})"
+        if unaccepted[0].id == EXAMPLE:
+            issue += ": give one with --right, or problems with --data"
+        issues.append(issue)
     return "; ".join(issues)
 
 

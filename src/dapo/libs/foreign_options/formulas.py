@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 MAX_BASE = 1e6
@@ -139,6 +139,24 @@ _REWARDS_OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format
 """The functions that `trl grpo` takes by their names alone."""
 
 
+def _function(path: Any, name: str) -> str:
+    """A function in a file, or in a module (`pkg://recipe.rewards` in verl), as `module:function`.
+
+    A file below the current directory keeps its folders, and of any other its own name is left.
+    Raises ValueError if no file is named.
+    """
+    if not isinstance(path, str):
+        raise ValueError(path)
+    text = path.removeprefix("pkg://")
+    if not text.endswith(".py"):
+        return f"{text}:{name}"
+    file = PurePosixPath(text.replace("\\", "/"))
+    parts = file.with_suffix("").parts
+    if not all(part.isidentifier() for part in parts):
+        parts = parts[-1:]
+    return f"{'.'.join(parts)}:{name}"
+
+
 def _sinks(value: Any) -> list[str]:
     names = value if isinstance(value, list) else [value]
     return [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
@@ -246,5 +264,5 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "dataset": _dataset,
     "startswith": str.startswith,
     "files": _files,
-    "function": lambda path, name: f"{Path(path).stem}:{name}",
+    "function": _function,
 }

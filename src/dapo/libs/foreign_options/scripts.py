@@ -334,13 +334,16 @@ class _Reader:
         return None
 
     def _note_other(self, other: _Object, current: _Object | None) -> None:
-        """Name the options of an object that the trainer does not use, where they differ."""
+        """Name the options of an object that the trainer does not use, where they differ.
+
+        One of the same line is the trainer's own, of an expression that was followed twice.
+        """
         differ = [
             name
             for name, value in other.values.items()
             if current is None or current.values.get(name) != value
         ]
-        if differ and current is not None:
+        if differ and current is not None and other.line != current.line:
             self.reading.assumed.append(
                 f"line {other.line}: another {other.kind}, not that of the trainer; it sets"
                 f" {', '.join(differ)}"
@@ -569,7 +572,11 @@ class _Reader:
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 has_items = isinstance(value, list | tuple) and len(value) == len(targets)
                 for i, inner in enumerate(targets):
-                    item = value[i] if has_items else Unknown(ast.unparse(inner))
+                    item: Any = Unknown(ast.unparse(inner))
+                    if has_items:
+                        item = value[i]
+                    elif isinstance(value, Unknown):
+                        item = Unknown(f"{value.text}[{i}]")
                     self._assign(inner, item, node)
             case ast.Starred(value=inner):
                 self._assign(inner, Unknown(ast.unparse(inner)), node)
@@ -1509,6 +1516,9 @@ class _Reader:
         options = dict(zip(positions, arguments, strict=False)) | keywords
         path = options.get("path")
         split = options.get("split")
+        if isinstance(split, list) and all(isinstance(part, str) for part in split):
+            # a data set for each of them
+            return [self._dataset([], {**options, "split": part}, node) for part in split]
         files = options.get("data_files")
         if path in ("json", "csv", "parquet", "text") or files is not None:
             return self._data_of_files(files, split, node)
