@@ -23,6 +23,7 @@ from dapo.config import build_config
 from dapo.config.load import as_literal, read_options, resolve_references
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import OTHERS, Peer, peer_that_knows
+from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
@@ -113,6 +114,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
+    translation.assumed += _open_steps(options, translation, peer)
     return _conversion(path, translation, _fault_of_batch(translation, facts))
 
 
@@ -346,6 +348,35 @@ def _open_warmup(
         " does not set"
     )
     return {person: [f"{name}={share}"]}
+
+
+_EPOCHS: Mapping[Peer, tuple[str, int]] = {
+    "verl": ("trainer.total_epochs", 30),
+    "trl": ("num_train_epochs", 3),
+    "areal": ("total_train_epochs", 1),
+}
+"""The option of each system that counts passes over the data, with its default."""
+
+
+def _open_steps(options: Mapping[str, Any], translation: Translation, peer: Peer) -> list[str]:
+    """Describe the length of a run that the file counts in epochs of data that are not read here."""
+    option = "train.num_steps"
+    if option in translation.ours or any(option in person for person in translation.unknown):
+        return []
+    name, default = _EPOCHS[peer]
+    epochs = options.get(name)
+    origin = f"{name}={epochs}"
+    # what could not be read may set it
+    if epochs is None and translation.unread:
+        return []
+    if epochs is None:
+        epochs = default
+        origin = f"{name}={default} is the default of {translation.title}"
+    steps = TrainConfig.model_fields["num_steps"].default
+    return [
+        f"{steps} steps, as {option} is not set: {origin}, and so many epochs are rows of data.train"
+        f" x {epochs} / rollout.prompts_per_step"
+    ]
 
 
 def _open_intervals(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:

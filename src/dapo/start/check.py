@@ -173,6 +173,9 @@ def open_environment(config: Config) -> Iterator[EnvironmentPool | AgentPool | N
         with AgentPool(
             config.environment,
             memory_gib=memory_gib,
+            # the whole distribution is sampled in training
+            trained=(config.rollout.temperature, 1.0),
+            template_kwargs=config.data.chat_template_kwargs,
             output=WorkerOutput(),
         ) as agents:
             yield agents

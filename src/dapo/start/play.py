@@ -79,7 +79,11 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
 def _nonsense_of_agent(config: Config, tokenizer: "PreTrainedTokenizerBase | None") -> list[Play]:
     """Play an agent with answers of nonsense; without a tokenizer, a token is a byte."""
     problems = load_problems(config.data.train_source, require_answer=False)
-    with AgentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
+    with AgentPool(
+        config.environment,
+        memory_gib=config.reward.memory_gib,
+        template_kwargs=config.data.chat_template_kwargs,
+    ) as pool:
         if tokenizer is not None:
             return agent_episodes(config, tokenizer, pool).play_nonsense(problems)
         episodes = agent_episodes(config, _byte_tokenizer(), pool)

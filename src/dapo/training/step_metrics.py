@@ -318,6 +318,11 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
         )
     write_evaluation(run.directory, step, summary := evaluation.summary(), evaluation.table())
     run.state.accuracy = summary["accuracy"]
+    if summary["warning"] is not None:
+        run.tracker.message(
+            f"step {step}: evaluation: {summary['warning']}; the most frequent error:"
+            f" {summary['most_frequent_error']}"
+        )
     return evaluation
 
 

@@ -1,15 +1,19 @@
 """How a worker calls an agent and gets its result: a function, a class, a coroutine, a command."""
 
 import asyncio
+import os
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.environments.agents.worker import _command, _function, _result_of
+from dapo.environments.agents.engine import _judged
+from dapo.environments.agents.worker import _command, _function, _report, _result_of, row_of
+from dapo.rewards.verdicts import problem_to_frame
 from dapo.types import Problem
 from helpers.tables import for_each_row
 
@@ -98,3 +102,47 @@ def test_the_options_reach_a_function_or_the_constructor_of_a_class():
     for name in ("limited", "WithLimit"):
         play = _function(f"{__name__}:{name}", {"limit": 3})
         assert play(PROBLEM, "http://127.0.0.1:1/v1", "key") == 3
+
+
+def test_the_columns_of_the_data_keep_their_values_in_the_row():
+    """As `reset` of an environment gets them; only the prompt is the problem's."""
+    own = {"id": 17, "question": "what is 2+3?", "answer": 5, "level": 3, "messages": "a note"}
+    problem = Problem("446947ca", "Solve: what is 2+3?", "5", fields=own)
+    prompt = [{"role": "user", "content": "Solve: what is 2+3?"}]
+    assert row_of(problem) == own | {"prompt": problem.prompt, "messages": prompt}
+    assert row_of(PROBLEM) == {
+        "id": "1",
+        "question": PROBLEM.prompt,
+        "answer": "42",
+        "prompt": PROBLEM.prompt,
+        "messages": [{"role": "user", "content": PROBLEM.prompt}],
+    }
+
+
+@for_each_row(
+    ("result", "judged"),
+    [
+        (
+            {"score": 1.0, "acc": True, "pred": "5", "notes": None, "steps": 3},
+            (1.0, None, {"acc": 1.0, "steps": 3.0}),
+        ),
+        ({"reward": 0.5, "correct": False, "trace": ["a"]}, (0.5, False, {})),
+    ],
+)
+def test_what_is_no_number_beside_a_score_is_left_out(result: Any, judged: Any):
+    session = SimpleNamespace(id="s")
+    running: Any = SimpleNamespace(
+        result=result, tree=SimpleNamespace(calls=[]), agent=SimpleNamespace(session=session)
+    )
+    assert _judged(running)[:3] == judged
+
+
+def test_the_sdks_of_both_services_find_the_endpoint(monkeypatch: pytest.MonkeyPatch):
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+    for name in names:
+        monkeypatch.setenv(name, "a person's own")
+    url = "http://127.0.0.1:1/sessions/x/v1"
+    message = {"problem": problem_to_frame(PROBLEM), "seed": 1, "url": url, "key": "sk"}
+    report = _report(message, lambda problem, url, key: {name: os.environ[name] for name in names})
+    addresses = (url, "sk", "http://127.0.0.1:1/sessions/x", "sk")
+    assert report == {"result": dict(zip(names, addresses, strict=True))}

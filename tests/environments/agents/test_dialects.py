@@ -261,6 +261,8 @@ FOREIGN: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
     (CHAT, {"guided_json": {}, "a_field_of_tomorrow": "x"}, "a_field_of_tomorrow"),
+    (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
+    (CHAT, {"include_reasoning": False}, "include_reasoning"),
     (COMPLETIONS, {"best_of": 4}, "best_of"),
     (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text.format"),
     (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -296,6 +298,7 @@ NEUTRAL: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}),
     (CHAT, {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}),
     (CHAT, {"return_token_ids": True, "modalities": ["text"], "stop": None, "seed": None}),
+    (CHAT, {"skip_special_tokens": True, "include_reasoning": True, "echo": False}),
     (RESPONSES, {"store": False, "truncation": "auto", "reasoning": {"summary": "auto"}}),
     (RESPONSES, {"text": {"verbosity": "medium"}, "input": [{"type": None, **USER}]}),
     (MESSAGES, {"metadata": {"user_id": "me"}, "thinking": {"type": "disabled"}}),
@@ -307,6 +310,50 @@ def test_what_changes_nothing_is_taken(path: str, changes: dict[str, Any]):
     Session("policy", 1.0, 1.0, overrides=False).submit(
         BY_PATH[path].read({**BODIES[path], **changes})
     )
+
+
+@for_each_row(
+    ("stated", "message"),
+    [
+        ({"temperature": 0.6, "top_p": 0.7}, None),
+        ({"temperature": 1.0, "top_p": 1.0}, None),
+        ({"temperature": 0.6, "top_p": 1.0}, None),
+        ({"temperature": 0.8}, "temperature=0.8, and the run samples at temperature=0.6"),
+    ],
+)
+def test_in_an_evaluation_an_agent_may_state_the_sampling_of_training(
+    stated: dict[str, float], message: str | None
+):
+    session = Session("policy", 0.6, 0.7, overrides=False, trained=(1.0, 1.0))
+    request = BY_PATH[CHAT].read({**BODIES[CHAT], **stated})
+    if message is None:
+        session.submit(request)
+    else:
+        with pytest.raises(AgentError, match=message):
+            session.submit(request)
+    assert session.num_overridden == 0
+
+
+@for_each_row(
+    ("own", "stated", "is_taken"),
+    [
+        ({"enable_thinking": False}, {"enable_thinking": False}, True),
+        ({"enable_thinking": False}, {"enable_thinking": True}, False),
+        ({"enable_thinking": False}, {}, True),
+        ({}, {"enable_thinking": False}, False),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+    ],
+)
+def test_a_request_may_repeat_the_runs_variables_of_the_template(
+    own: dict[str, Any], stated: dict[str, Any], is_taken: bool
+):
+    session = Session("policy", 1.0, 1.0, overrides=False, template_kwargs=own)
+    request = replace(BY_PATH[CHAT].read(BODIES[CHAT]), template_kwargs=stated)
+    if is_taken:
+        session.submit(request)
+        return
+    with pytest.raises(AgentError, match="chat_template_kwargs is set"):
+        session.submit(request)
 
 
 def test_half_of_a_character_is_replaced_in_a_text_to_continue():

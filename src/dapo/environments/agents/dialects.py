@@ -97,11 +97,15 @@ class _Fields:
             read: The fields that are read, and those that do not concern the answer.
             neutral: The value of each further field with which nothing changes.
         """
-        return [
-            name
-            for name, value in self.body.items()
-            if name not in read and value not in (None, False, 0, "", [], {}, neutral.get(name))
-        ]
+        names = []
+        for name, value in self.body.items():
+            neutral_value = neutral.get(name)
+            # what is on without being asked for is switched off by False
+            is_switched_off = neutral_value is True and value is False
+            is_neutral = value in (None, False, 0, "", [], {}, neutral_value)
+            if name not in read and (is_switched_off or not is_neutral):
+                names.append(name)
+        return names
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Raise ValueError, with the reason, if one of these fields is set."""
@@ -131,7 +135,8 @@ _ABOUT_THE_CLIENT = (
 _TEXT_FIELDS = (
     *_SAMPLING,
     *_ABOUT_THE_CLIENT,
-    "chat_template_kwargs",  # the session reads it
+    "chat_template_kwargs",  # the session reads both
+    "enable_thinking",
     "echo",
     "logprobs",
     "max_tokens",
@@ -155,6 +160,7 @@ _RESPONSE_FIELDS = (
     *_SAMPLING,
     *_ABOUT_THE_CLIENT,
     "chat_template_kwargs",
+    "enable_thinking",
     "include",
     "input",
     "instructions",
@@ -174,6 +180,7 @@ _MESSAGE_FIELDS = (
     "cache_control",
     "chat_template_kwargs",
     "diagnostics",
+    "enable_thinking",
     "inference_geo",
     "max_tokens",
     "messages",

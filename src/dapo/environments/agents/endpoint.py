@@ -222,10 +222,14 @@ async def _answered(request: "Request", asked: Asked, dialect: Dialect) -> "Resp
     from starlette.responses import JSONResponse, Response, StreamingResponse
 
     body = await _body_of(request)
+    template_kwargs = dict(_mapping_of(body, "chat_template_kwargs"))
+    # some services take this one beside them
+    if body.get("enable_thinking") is not None:
+        template_kwargs["enable_thinking"] = body["enable_thinking"]
     agent_request = replace(
         dialect.read(body),
         model=_text_of(body, "model"),
-        template_kwargs=_mapping_of(body, "chat_template_kwargs"),
+        template_kwargs=template_kwargs,
         is_retry=_says_retry(request),
         idempotency_key=request.headers.get("idempotency-key") or None,
     )

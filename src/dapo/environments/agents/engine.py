@@ -862,7 +862,12 @@ def _judged(
     correct = values.pop("correct", None)
     if correct not in (True, False, None):
         raise ValueError(f"correct is {correct!r}, expected True, False or None")
-    components = {str(name): _number(value, str(name)) for name, value in values.items()}
+    # further values, such as texts, are no components
+    components = {
+        str(name): _number(value, str(name))
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
     return score, None if correct is None else bool(correct), components, None
 
 

@@ -3,7 +3,7 @@
 import shlex
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.loading import AGENT_PREFIX, import_locations
 from dapo.environments.agents.quiet import CAN_SEE_PROCESSES, SETTLE_S, activity
 from dapo.environments.agents.server import AgentServer
-from dapo.environments.agents.session import Outcome, Session
+from dapo.environments.agents.session import NO_VARIABLES, Outcome, Session
 from dapo.processes.frames import encode
 from dapo.processes.output import WorkerOutput
 from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool
@@ -92,13 +92,25 @@ class AgentPool(WorkerPool):
         config: "EnvironmentConfig",
         *,
         memory_gib: float,
+        trained: Sequence[float] = (),
+        template_kwargs: Mapping[str, Any] = NO_VARIABLES,
         startup_s: float = STARTUP_S,
         output: WorkerOutput | None = None,
     ) -> None:
         """Load the agent's code, and start the endpoint.
 
+        Args:
+            config: The agent.
+            memory_gib: The most memory of an agent, in GiB.
+            trained: The temperature and top_p of training; empty: those of each request.
+            template_kwargs: The run's variables of the chat template.
+            startup_s: The longest time of a start, in seconds.
+            output: Takes what the agents print.
+
         Raises ConfigError if either cannot be used.
         """
+        self._trained = trained
+        self._template_kwargs = template_kwargs
         self._overrides = config.foreign_sampling == "override"
         self._arrived = threading.Event()
         self.sees_processes = CAN_SEE_PROCESSES and config.listen is None
@@ -153,6 +165,8 @@ class AgentPool(WorkerPool):
             request.temperature,
             request.top_p,
             overrides=self._overrides,
+            trained=self._trained,
+            template_kwargs=self._template_kwargs,
             on_arrival=self._arrived.set,
         )
         self.server.open(session)

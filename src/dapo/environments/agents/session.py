@@ -21,6 +21,8 @@ MAX_WAITING_CHARS = 2**26
 MAX_DEPTH = 64
 """How deep the values of a request may be nested: templates and tables read them recursively."""
 _MAX_REFUSAL_CHARS = 300
+NO_VARIABLES: Mapping[str, Any] = {}
+"""Of the chat template, in a run without them."""
 
 
 class AgentError(Exception):
@@ -84,15 +86,20 @@ class Session:
         top_p: float,
         *,
         overrides: bool,
+        trained: Sequence[float] = (),
+        template_kwargs: Mapping[str, Any] = NO_VARIABLES,
         on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         """Open a session with a random key.
 
         Args:
             model: The name of the model, in answers.
-            temperature: The run's, at which every answer is sampled.
-            top_p: The run's, likewise.
+            temperature: The run's, or the evaluation's, at which every answer is sampled.
+            top_p: Likewise.
             overrides: Whether other values in a request are replaced and counted, not refused.
+            trained: The temperature and top_p of training, which an agent may state in an
+                evaluation, too.
+            template_kwargs: The run's variables of the chat template, which a request may repeat.
             on_arrival: Called when a request or the end has arrived.
         """
         self._on_arrival = on_arrival
@@ -107,6 +114,8 @@ class Session:
         self._temperature = temperature
         self._top_p = top_p
         self._overrides = overrides
+        self._trained = trained or (temperature, top_p)
+        self._template_kwargs = dict(template_kwargs)
         self._lock = threading.Condition()
         self._arrived: list[Pending] = []
         self._num_waiting_chars = 0
@@ -169,16 +178,16 @@ class Session:
     def _check_sampling(self, request: AgentRequest) -> None:
         """Raise AgentError for a distribution other than the run's, unless it is overridden."""
         wanted = (
-            ("temperature", request.temperature, self._temperature),
-            ("top_p", request.top_p, self._top_p),
+            ("temperature", request.temperature, self._temperature, self._trained[0]),
+            ("top_p", request.top_p, self._top_p, self._trained[1]),
         )
         differing = [
             f"{name}={value:g}, and the run samples at {name}={own:g}"
-            for name, value, own in wanted
-            if value is not None and value != own
+            for name, value, own, trained in wanted
+            if value is not None and value not in (own, trained)
         ]
         differing += [f"{name} is set" for name in request.foreign]
-        if request.template_kwargs:
+        if request.template_kwargs and request.template_kwargs != self._template_kwargs:
             differing.append("chat_template_kwargs is set")
         if not differing:
             return

@@ -188,6 +188,9 @@ def _report(message: dict[str, Any], play: Callable[[Problem, str, str], Any]) -
     np.random.seed(seed % 2**32)
     os.environ["OPENAI_BASE_URL"] = message["url"]
     os.environ["OPENAI_API_KEY"] = message["key"]
+    # the SDK of Anthropic adds /v1 itself
+    os.environ["ANTHROPIC_BASE_URL"] = message["url"].removesuffix("/v1")
+    os.environ["ANTHROPIC_API_KEY"] = message["key"]
     result: Any = try_call(lambda: play(problem, message["url"], message["key"]))
     if isinstance(result, Failure):
         return {"error": result.reason[:_MAX_REASON_CHARS]}
@@ -278,17 +281,21 @@ async def _awaited(result: Any) -> Any:
 
 
 def row_of(problem: Problem) -> dict[str, Any]:
-    """Return a problem as a row of its data: what agents of other systems take."""
+    """Return a problem as a row of its data: what agents of other systems take.
+
+    `prompt` and `messages` are the prompt; columns of the data named `id`, `question` and `answer`
+    keep their values.
+    """
     messages = [{"role": "user", "content": problem.prompt}]
     if not isinstance(problem.prompt, str):
         messages = [dict(message) for message in problem.prompt]
     return {
-        **problem.fields,
         "id": problem.id,
+        "question": content_text(messages[-1]),
+        "answer": problem.answer,
+        **problem.fields,
         "prompt": problem.prompt if isinstance(problem.prompt, str) else messages,
         "messages": messages,
-        "question": content_text(messages[-1]),
-        "answer": problem.fields.get("answer", problem.answer),
     }
 
 
