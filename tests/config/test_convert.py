@@ -165,9 +165,9 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.Capt
     assert (config.model.name, config.data.train) == ("Qwen/Qwen2.5-0.5B-Instruct", "train.jsonl")
     assert config.reward.verifier == {
         "trl.rewards:accuracy_reward": 1.0,
-        "my_rewards:format_reward": 0.5,
+        "my_code:format_reward": 0.5,
     }
-    assert "Move these functions, with what they use, to my_rewards.py" in text
+    assert "Move these functions, with what they use, to my_code.py" in text
     # 32 x 8 responses / 8; 32 x 2 responses per update; 8 / 2 updates in each of two passes
     assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (32, 8)
     assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (
@@ -1376,15 +1376,82 @@ def test_rewards_of_a_script_that_would_train_when_it_is_imported_are_to_be_move
 ):
     script = OWN_REWARDS.format(rewards=rewards, start=start)
     config, text = converted(tmp_path, "own.py", script, capsys, code=3 if is_moved else 0)
-    module = "my_rewards" if is_moved else "own"
+    module = "my_code" if is_moved else "own"
     expected = verifier
     if isinstance(verifier, dict):
         expected = {name.format(module): weight for name, weight in verifier.items()}
     else:
         expected = verifier.format(module)
     assert config.reward.verifier == expected
-    assert ("Move these functions, with what they use, to my_rewards.py" in text) == is_moved
+    assert ("Move these functions, with what they use, to my_code.py" in text) == is_moved
     assert "another GRPOTrainer" not in text
+
+
+EPISODES = """
+from trl import GRPOConfig, GRPOTrainer
+
+
+class Game:
+    def reset(self, **columns):
+        raise AssertionError("the script was run")
+{reward}
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def short(completions, **columns):
+    return [0.0 for _ in completions]
+
+
+GRPOTrainer(
+    model="m", train_dataset="t.jsonl", args=GRPOConfig(max_steps=9), {arguments}
+)
+"""
+GET_REWARD = """
+    def get_reward(self):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reward", "environment", "tools", "verifier"),
+    [
+        ("environment_factory=Game", GET_REWARD, "e:Game", (), "auto"),
+        (
+            "environment_factory=Game, reward_funcs=short",
+            GET_REWARD,
+            "e:Game",
+            (),
+            {"environment": 1.0, "e:short": 1.0},
+        ),
+        ("environment_factory=Game, reward_funcs=short", "", "e:Game", (), "e:short"),
+        ("tools=[add], reward_funcs=[short]", "", None, ("e:add",), "e:short"),
+    ],
+)
+def test_the_environment_and_the_tools_of_trl_arrive(
+    tmp_path: Path,
+    arguments: str,
+    reward: str,
+    environment: str | None,
+    tools: tuple[str, ...],
+    verifier: Any,
+    capsys: pytest.CaptureFixture[str],
+):
+    script = EPISODES.format(arguments=arguments, reward=reward)
+    config, _ = converted(tmp_path, "e.py", script, capsys)
+    assert (config.environment.name, config.environment.tools) == (environment, tools)
+    assert config.reward.verifier == verifier
+
+
+def test_several_environments_of_trl_have_no_counterpart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    script = EPISODES.format(arguments='environment_factory={"a": Game}', reward="")
+    (tmp_path / "e.py").write_text(script)
+    code, _, err = run(capsys, "convert", str(tmp_path / "e.py"))
+    assert code == 4
+    assert "environment_factory=" in err
 
 
 def test_two_splits_that_are_loaded_at_once_are_two_data_sets(

@@ -98,8 +98,10 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     if peer == "trl":
         translation.assumed += _batch_of_trl(options, facts)
         translation.unknown |= _open_rewards(options, translation)
+        translation.missing += _missing_episodes(options, translation)
+        _reward_of_environment(translation, reading)
         if is_python:
-            translation.unknown |= _rewards_of_script(path, translation)
+            translation.unknown |= _code_of_script(path, translation)
     if not is_python and names_no_trainer(peer, reading):
         translation.assumed.append(
             "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
@@ -268,31 +270,63 @@ def _open_rewards(options: Mapping[str, Any], translation: Translation) -> dict[
     return {person: names} if names else {}
 
 
-def _rewards_of_script(path: Path, translation: Translation) -> dict[str, list[str]]:
-    """Return the rewards that a person is to move: importing the script would start its training.
+def _missing_episodes(options: Mapping[str, Any], translation: Translation) -> Iterator[str]:
+    """Yield the environments and tools of TRL that cannot be named here."""
+    for name, option in (
+        ("environment_factory", "environment.name"),
+        ("tools", "environment.tools"),
+    ):
+        value = options.get(name)
+        is_known = bool(value) and not isinstance(value, Unknown)
+        if is_known and option not in translation.ours:
+            expected = "one class" if name == "environment_factory" else "functions"
+            yield f"{name}={json.dumps(value, default=str)} has no counterpart: expected {expected}"
+
+
+def _reward_of_environment(translation: Translation, reading: Reading) -> None:
+    """Add the reward that an environment of TRL gives by its method get_reward, of weight 1."""
+    environment, origin = translation.ours.get("environment.name", (None, ""))
+    if "get_reward" not in reading.methods.get(str(environment), ()):
+        return
+    verifier, reward_origin = translation.ours.get("reward.verifier", ({}, ""))
+    weights = {verifier: 1.0} if isinstance(verifier, str) else dict(verifier)
+    if weights:
+        both = f"{origin}, {reward_origin}"
+        translation.ours["reward.verifier"] = ({"environment": 1.0, **weights}, both)
+
+
+def _code_of_script(path: Path, translation: Translation) -> dict[str, list[str]]:
+    """Return the functions that a person is to move: importing the script would start its training.
 
     The translation names them in the module to which they are moved.
     """
-    option = "reward.verifier"
-    verifier, origin = translation.ours.get(option, (None, ""))
-    names = list(verifier) if isinstance(verifier, dict) else [verifier]
     own_prefix = f"{path.stem}:"
-    own_names = [name for name in names if isinstance(name, str) and name.startswith(own_prefix)]
     is_notebook = path.suffix == ".ipynb"
-    if not own_names or not (is_notebook or _trains_on_import(_text(path))):
+    if not is_notebook and not _trains_on_import(_text(path)):
         return {}
-    moved = {name: f"{_MOVED_REWARDS}:{name.removeprefix(own_prefix)}" for name in own_names}
-    new_verifier: Any = moved.get(verifier) if isinstance(verifier, str) else None
-    if isinstance(verifier, dict):
-        new_verifier = {moved.get(name, name): weight for name, weight in verifier.items()}
-    translation.ours[option] = (new_verifier, origin)
-    reason = (
-        "a notebook is no module"
-        if is_notebook
-        else "importing the script would start its training"
-    )
-    person = f"Move these functions, with what they use, to {_MOVED_REWARDS}.py, as {reason}"
-    return {person: [name.removeprefix(own_prefix) for name in own_names]}
+    moved: dict[str, str] = {}
+    for option in ("reward.verifier", "environment.name", "environment.tools"):
+        value, origin = translation.ours.get(option, (None, ""))
+        names = [value] if isinstance(value, str) else list(value or ())
+        for name in names:
+            if name.startswith(own_prefix):
+                moved[name] = f"{_MOVED_CODE}:{name.removeprefix(own_prefix)}"
+        new_value: Any = value
+        if isinstance(value, str):
+            new_value = moved.get(value, value)
+        elif isinstance(value, dict):
+            new_value = {moved.get(name, name): weight for name, weight in value.items()}
+        elif isinstance(value, list):
+            new_value = [moved.get(name, name) for name in value]
+        if new_value != value:
+            translation.ours[option] = (new_value, origin)
+    if not moved:
+        return {}
+    reason = "a notebook is no module"
+    if not is_notebook:
+        reason = "importing the script would start its training"
+    person = f"Move these functions, with what they use, to {_MOVED_CODE}.py, as {reason}"
+    return {person: [name.removeprefix(own_prefix) for name in moved]}
 
 
 def _trains_on_import(text: str) -> bool:
@@ -315,8 +349,8 @@ def _trains_on_import(text: str) -> bool:
     return False
 
 
-_MOVED_REWARDS = "my_rewards"
-"""The module to which the rewards of a script are moved."""
+_MOVED_CODE = "my_code"
+"""The module to which the functions of a script are moved."""
 _WARMUPS: Mapping[Peer, tuple[str, str]] = {
     "verl": (
         f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio",

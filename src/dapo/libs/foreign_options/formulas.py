@@ -157,6 +157,17 @@ def _function(path: Any, name: str) -> str:
     return f"{'.'.join(parts)}:{name}"
 
 
+def _functions(value: Any) -> Any:
+    """A function or a class as `module:name`, or a list of them.
+
+    Raises ValueError for anything else, such as a mapping of several environments.
+    """
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) and ":" in name for name in names):
+        raise ValueError(value)
+    return value
+
+
 def _sinks(value: Any) -> list[str]:
     names = value if isinstance(value, list) else [value]
     return [name for name in names if name in ("tensorboard", "wandb", "trackio", "mlflow")]
@@ -265,4 +276,5 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "startswith": str.startswith,
     "files": _files,
     "function": _function,
+    "functions": _functions,
 }

@@ -21,5 +21,7 @@ class Reading:
     program: str = ""
     """The module or file that the command runs; empty: it runs neither."""
     line: int = 0
+    methods: dict[str, list[str]] = field(default_factory=dict)
+    """The names of the methods of each class of the script that is an option, by `module:name`."""
     num_processes: int | None = None
     """The number of trainer processes, if a launcher's option says so."""

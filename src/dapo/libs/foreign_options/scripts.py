@@ -375,6 +375,7 @@ class _Reader:
         if isinstance(value, _Reference):
             return _option_of_reference(value)
         if isinstance(value, _Class):
+            self.reading.methods[value.text] = [*value.methods]
             return value.text
         if isinstance(value, _Object):
             return Unknown(f"{value.kind}(...)")
