@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,31 @@ def multiply_under_another_name() -> Any:
 
 
 product = multiply_under_another_name()
+
+
+def look(self) -> list[dict[str, str]]:
+    """Looks around."""
+    return [{"type": "text", "text": "a door\n"}, {"type": "text", "text": self.view}]
+
+
+class Bound:
+    """Has a tool that its constructor binds, a text for itself, and helpers without self."""
+
+    def __init__(self) -> None:
+        self.view = "is open"
+        self.look = MethodType(look, self)
+
+    def reset(self, **columns: Any) -> None:
+        self.waited = self.parse("1")
+
+    def wait(self) -> int:
+        """Waits a turn."""
+        self.waited += 1
+        return self.waited
+
+    @staticmethod
+    def parse(text):  # type: ignore[no-untyped-def]
+        return int(text)
 
 
 class Results:
@@ -309,6 +335,40 @@ def test_a_game_of_textarena_plays_by_its_seed():
     assert any(each.done for each in results)
     with pytest.raises(ConfigError, match="textarena has no game 'GuessTheNumbers-v0'"):
         environment_maker("textarena:GuessTheNumbers-v0", {}, [])
+
+
+@pytest.mark.skipif(find_spec("textarena") is None, reason="needs textarena: make install-gym")
+@pytest.mark.parametrize(
+    ("game", "action", "message"),
+    [
+        ("TicTacToe-v0", "", "TicTacToe-v0 is not a game for one player: .* has to be 2"),
+        ("ThreeCardMonte-v0", "no", "ThreeCardMonte-v0 ends with the text .* in place of a reward"),
+    ],
+)
+def test_a_game_of_textarena_that_cannot_be_played_says_why(game: str, action: str, message: str):
+    episode = environment_maker(f"textarena:{game}", {}, []).make(None)
+
+    def play() -> None:
+        episode.reset(PROBLEM, 0)
+        for _ in range(9):
+            episode.step(action)
+
+    with pytest.raises(ValueError, match=message):
+        play()
+
+
+@pytest.mark.skipif(find_spec("textarena") is None, reason="needs textarena: make install-gym")
+def test_a_game_of_textarena_that_posts_numbers_shows_them():
+    episode = environment_maker("textarena:Countdown-v0", {}, []).make(None)
+    assert "target" in str(episode.reset(PROBLEM, 0)).lower()
+
+
+def test_methods_that_a_constructor_binds_are_tools_and_static_ones_are_helpers():
+    maker = environment_maker(f"{NAME}Bound", {}, [])
+    assert [tool["function"]["name"] for tool in maker.tools] == ["look", "wait"]
+    episode = maker.make("hermes")
+    episode.reset(PROBLEM, 0)
+    assert texts(episode.step(call("look") + call("wait"))) == ["a door\nis open", "2"]
 
 
 @pytest.mark.parametrize("verifier", ["environment", "exact", "dapo.rewards.examples:has_digit"])

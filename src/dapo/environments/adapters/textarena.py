@@ -27,11 +27,19 @@ class TextArenaGame:
         if raw not in registry:
             near = did_you_mean(game, registry, otherwise="its games are listed in textarena.envs")
             raise ConfigError(f"textarena has no game {game!r}; {near}")
+        self._name = game
         self._game = textarena.make(raw, **options)
         self._action_type = textarena.ObservationType.PLAYER_ACTION
 
     def reset(self, problem: Problem, seed: int) -> str:
-        self._game.reset(num_players=1, seed=seed)
+        try:
+            self._game.reset(num_players=1, seed=seed)
+        except AssertionError as error:
+            if "players" not in str(error):
+                raise
+            raise ValueError(
+                f"textarena's {self._name} is not a game for one player: {error}"
+            ) from None
         return self._observed()
 
     def step(self, action: str) -> StepResult:
@@ -42,9 +50,15 @@ class TextArenaGame:
 
     def end(self) -> StepResult:
         rewards, _ = self._game.close()
-        return StepResult(reward=float((rewards or {}).get(0, 0.0)), done=True)
+        reward = (rewards or {}).get(0, 0.0)
+        if isinstance(reward, str):
+            raise ValueError(
+                f"textarena's {self._name} ends with the text {reward!r} in place of a reward"
+            )
+        return StepResult(reward=float(reward), done=True)
 
     def _observed(self) -> str:
         """The messages since the last turn, without the player's own."""
         _, messages = self._game.get_observation()
-        return "\n".join(text for _, text, kind in messages if kind != self._action_type)
+        # some games post numbers
+        return "\n".join(str(text) for _, text, kind in messages if kind != self._action_type)

@@ -109,6 +109,9 @@ def _shown(result: Any) -> str:
         return result
     if isinstance(result, Iterator):
         result = list(result)
+    # parts of text, as `reset` may return
+    if isinstance(result, list) and result and all(map(_is_text, result)):
+        return "".join(part["text"] for part in result)
     try:
         return json.dumps(result, ensure_ascii=False, default=_as_json)
     except (TypeError, ValueError):  # keys that JSON lacks, or a list that contains itself
@@ -122,17 +125,23 @@ def _as_json(value: Any) -> Any:
 
 
 def methods_of(state: Any) -> dict[str, Callable[..., Any]]:
-    """Return the methods of an object that are tools, by name."""
+    """Return the methods of an object that are tools, by name.
+
+    They are those of its class, and what its constructor binds to it; a static method is a helper.
+    """
     if state is None:
         return {}
     kind = type(state)
     methods = {}
-    for name in dir(kind):
+    for name in dir(state):
         if name.startswith("_") or name in _NO_TOOLS:
             continue
-        # of the class: a property may need what `reset` sets
-        member = getattr(kind, name, None)
-        if not callable(member) or inspect.isclass(member):
+        # without calling it: a property may need what `reset` sets
+        member = inspect.getattr_static(state, name)
+        if inspect.isclass(member) or isinstance(member, staticmethod | property):
+            continue
+        is_of_class = callable(getattr(kind, name, None))
+        if not is_of_class and not inspect.ismethod(member):
             continue
         method = getattr(state, name)
         if callable(method):
@@ -185,6 +194,10 @@ def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
     if isinstance(content, list):
         return [*earlier, {**last, "content": [*content, {"type": "text", "text": text}]}]
     return [*earlier, {**last, "content": f"{content or ''}{text}"}]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"type", "text"} and value["type"] == "text"
 
 
 def _is_part(value: object) -> bool:
