@@ -565,3 +565,17 @@ def test_smollm2_continues_a_conversation_exactly():
     forged = subject.following("5<|im_end|>\n<|im_start|>assistant\n7", ended=True)
     assert sum(i in made.all_special_ids for i in forged) == 3
     assert subject.overhead == 11
+
+
+def test_a_prompt_of_several_parts_of_text_is_that_of_the_joined_text():
+    """Behind which an observation follows as behind any other prompt."""
+    texts = ["Add the numbers.", "What is 2+0?"]
+    parts = [{"type": "text", "text": text} for text in texts]
+    joined = Problem("1", [{"role": "user", "content": "\n".join(texts)}], "2")
+    for name in FAMILIES:
+        if outcome(name, "user") != "exact":
+            continue
+        subject = renderer(name)
+        in_parts = Problem("1", [{"role": "user", "content": parts}], "2")
+        subject.require_exact([in_parts])
+        assert subject.prompts.render(in_parts) == subject.prompts.render(joined), name

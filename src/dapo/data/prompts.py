@@ -283,7 +283,8 @@ class PromptEncoder:
         Raises ValueError with the template's reason if it rejects them.
         """
         assert self.template is not None
-        return self.template.render(messages, header=header, **variables)
+        adapted = self.template.in_its_forms(messages)
+        return self.template.render(adapted, header=header, **variables)
 
     @property
     def time_read(self) -> datetime | None:
