@@ -12,8 +12,8 @@ import yaml
 
 import dapo
 from dapo.cli.clean import clean_runs
-from dapo.cli.train import check_stages
-from dapo.config import SECTIONS, Config, find_config
+from dapo.cli.train import change_later_stages, check_stages
+from dapo.config import SECTIONS, Config, dump_config, find_config
 from dapo.config.load import load_config, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.stages import build_stages
@@ -88,6 +88,13 @@ def test_adapters_or_a_number_format_of_a_stage_leave_it_the_model_of_the_one_be
         (staged(**{"a/b": {}}), [], "cannot be the name of a folder"),
         ({**COMMON, "stages": {"a": 3}}, [], "stages.a must hold options, got 3"),
         (staged(a={"optim": {"rate": 1}}), [], "stage a: "),
+        ({**COMMON, "stages": {"a": None}}, [], "stages.a must hold options, got nothing; {}"),
+        ({**staged(a={}), "b": {"preset": "sft"}}, [], "b stands beside `stages`; "),
+        (
+            staged(a={"preset": "sft"}, b={}),
+            ["preset=grpo"],
+            "preset=sft for stage a; write stages.b.preset=grpo",
+        ),
         (staged(a={}), ["stages.b.optim.lr=1"], "no stage 'b'; "),
         (staged(a={}), ["stages.a"], "expected stages.a.OPTION=VALUE"),
         (staged(a={}), ["stages.a=3"], "expected stages.a.OPTION=VALUE"),
@@ -102,6 +109,58 @@ def test_what_cannot_be_stages_is_named(raw: dict[str, Any], overrides: list[str
     with pytest.raises(ConfigError) as raised:
         build_stages(raw, overrides, where="my.yaml")
     assert words in str(raised.value)
+
+
+def test_a_later_stage_is_checked_with_the_model_that_it_will_train():
+    raw = {**staged(a={"model": "first/one"}, b={"model": {"lora": 8}}), "model": "other/one"}
+    stages = build_stages(raw)
+    assert [stage.config.model.name for stage in stages.values()] == ["first/one"] * 2
+    assert stages["b"].config.model.lora is not None
+    # so the model may stand in the first stage alone
+    del raw["model"]
+    assert build_stages(raw)["b"].config.model.name == "first/one"
+
+
+@for_each_row(
+    ("overrides", "message"),
+    [
+        (["stages.b.data.order=level"], "stage b: data.order=level: "),
+        (["stages.b.data.max_prompt_tokens=3"], "stage b: all .* are longer than"),
+        (["stages.b.data.chat_template=on"], "stage b: data.chat_template=on, but"),
+    ],
+)
+def test_a_fault_of_a_later_stage_is_found_before_the_first_one_trains(
+    overrides: list[str], message: str
+):
+    sums = {"data": {"train": {"builtin": {"sums": {}}, "size": 9}}}
+    raw = {**staged(a={}, b={}), **sums, "reward": {"verifier": "exact", "workers": 1}}
+    assert check_stages(build_stages(raw)) == []
+    with pytest.raises((ConfigError, DataError), match=message):
+        check_stages(build_stages(raw, overrides))
+
+
+def test_overrides_of_a_stage_that_has_not_begun_are_kept_for_it(tmp_path: Path):
+    stages = build_stages(staged(a={}, b={}, c={}))
+    folder = StagesFolder.create(tmp_path / "run", stages)
+    (folder.path / "a").mkdir()
+    (folder.path / "a" / "config.yaml").write_text(dump_config(stages["a"].config))
+    own = ["optim.lr=0.5", "stages.a.train.num_steps=4"]
+    items = [*own, "stages.c.optim.lr=0.25", "stages.c.model=other/one"]
+    changed, rest = change_later_stages(folder, items, None)
+    assert rest == own
+    stored = StagesFolder.open(folder.path)
+    assert changed.stages == stored.stages
+    assert stored.stages["b"] == stages["b"]
+    assert stored.stages["c"].config.optim.lr == 0.25
+    # a model of its own is not that of the stage before
+    assert stored.stages["c"].takes_model_from is None
+    assert (stored.started_in, stages["c"].takes_model_from) == (Path.cwd(), "b")
+    # the folder of a stage that is named says which one is meant
+    _, rest = change_later_stages(stored, ["optim.lr=0.125"], "b")
+    assert rest == []
+    assert StagesFolder.open(folder.path).stages["b"].config.optim.lr == 0.125
+    with pytest.raises(ConfigError, match=r"stage b: .* optim\.lrr"):
+        change_later_stages(stored, ["stages.b.optim.lrr=1"], None)
 
 
 @pytest.fixture
@@ -252,6 +311,22 @@ def test_a_folder_of_stages_can_be_moved(file: Path, fork_server: ForkServer, tm
     assert len(metrics(run / "rewards")) == 4
     # the same model in another folder is no change
     assert "model.name was" not in log.read_text()
+
+
+def test_a_stage_whose_folder_was_removed_is_not_trained_again(
+    file: Path, fork_server: ForkServer, tmp_path: Path
+):
+    run = run_stage_alone(file, fork_server, tmp_path / "run", begun=("imitate", "rewards"))
+    shutil.move(run / "imitate", tmp_path / "elsewhere")
+    log = tmp_path / "resumed"
+    code, _ = fork_server.run("resume", str(run), output=log)
+    assert code == 0, log.read_text()
+    assert "it is not trained again, as rewards has begun" in " ".join(log.read_text().split())
+    assert not (run / "imitate").exists()
+    # commands about responses say what a run of worked solutions is
+    shutil.move(tmp_path / "elsewhere", run / "imitate")
+    code, _ = fork_server.run("explain", str(run / "imitate"), output=log)
+    assert (code, "samples no responses" in log.read_text()) == (2, True)
 
 
 def test_what_has_not_begun_is_named_with_the_command_that_begins_it(

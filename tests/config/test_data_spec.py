@@ -123,6 +123,11 @@ def test_what_remove_matches_is_deleted_from_answers_and_demonstrations(tmp_path
             "data source path: unknown option 'promt'; did you mean prompt?",
         ),
         (
+            {"path": "x.jsonl", "response": "Loesung"},
+            "data source path: unknown option 'response'; the column of answers or responses is named"
+            " by answer: Loesung",
+        ),
+        (
             {"path": "x.jsonl", "zzz": 1},
             "data source path: unknown option 'zzz'; known: path, prompt, answer, remove, size",
         ),

@@ -22,6 +22,7 @@ from dapo.runs.rollout_table import (
     rows_of,
     with_branches,
 )
+from dapo.runs.stored_config import load_run_config
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
 _TOKEN_CODES = {"response_ids": "i", "engine_logprobs": "f"}
@@ -52,9 +53,20 @@ def read_groups(directory: RunDirectory, step: int) -> tuple[StoredGroup, ...]:
         return tuple(map(_stored_group, members))
 
 
+SAMPLES_NOTHING = "samples no responses: it imitates demonstrations (schedule=supervised)"
+"""Said of a run where its responses are wanted."""
+
+
+def is_supervised(directory: RunDirectory) -> bool:
+    """Return True if a run imitates demonstrations."""
+    return load_run_config(directory).is_supervised
+
+
 def no_responses(directory: RunDirectory, selection: str) -> DataError:
     """Return the error for steps whose judged responses a run does not have."""
     steps = list(directory.rollout_tables())
+    if not steps and is_supervised(directory):
+        return DataError(f"{directory.path} {SAMPLES_NOTHING}")
     extent = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
     return DataError(
         f"{directory.path} has no judged responses of {selection}; stored: {extent}. log.rollouts"

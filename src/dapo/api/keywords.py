@@ -15,6 +15,7 @@ from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import (
     as_literal,
     merge_options,
+    names_of_stages,
     nested_options,
     override,
     read_options,
@@ -284,8 +285,8 @@ def _require_one_stage(options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a configuration with stages, which the command trains."""
     if STAGES in options:
         raise ConfigError(
-            f"config has stages ({', '.join(map(str, options[STAGES] or ()))}): expected one"
-            " configuration; call dapo.train for each of them, with model=PREVIOUS_RUN"
+            f"config has stages{names_of_stages(options)}: expected one configuration; call"
+            " dapo.train for each of them, with model=PREVIOUS_RUN"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from dapo.analysis.stored_groups import SAMPLES_NOTHING, is_supervised
 from dapo.config import parse_data_argument
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
@@ -203,6 +204,8 @@ def _rank(response: Judged, choice: Choice, seed: int) -> int:
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
     """Yield the responses in rollouts/, each with its whole problem."""
     paths = list(run.rollout_tables().values())
+    if not paths and is_supervised(run):
+        raise DataError(f"{run.path} {SAMPLES_NOTHING}")
     if not paths:
         raise DataError(
             f"{run.path} has no judged responses: no step has finished, or log.rollouts=none"

@@ -84,7 +84,9 @@ def start_stages(stages: Mapping[str, Stage], *, run_dir: Path) -> None:
         require_new_run(run_dir)
     for note in check_stages(stages):
         print_text(note)
-    _train_stages(StagesFolder.create(run_dir, stages))
+    folder = StagesFolder.create(run_dir, stages)
+    with _continuation_of(folder):
+        _train_stages(folder)
 
 
 def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[str]:
@@ -104,6 +106,16 @@ def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[st
             ) as checked,
         ):
             data[name] = read_data(checked)
+    from dapo.analysis.check.lengths import describe_lengths
+    from dapo.analysis.check.summary import DataFacts
+
+    for name, stage in stages.items():
+        sources = [DataFacts("train", name, data[name].train)]
+        if data[name].held_out:
+            sources.append(DataFacts("eval", name, data[name].held_out))
+        with errors_of_stage(name):
+            # as the stage itself would, after those before it
+            list(describe_lengths(stage.config, sources))
     notes = []
     for name, stage in stages.items():
         held_out = {prompt_text(problem.prompt) for problem in data[name].held_out}
@@ -130,6 +142,16 @@ def errors_of_stage(name: str) -> Iterator[None]:
         raise type(error)(f"stage {name}: {error}") from None
 
 
+@contextmanager
+def _continuation_of(folder: StagesFolder) -> Iterator[None]:
+    """Say how to continue after Ctrl-C outside of a run, which says it itself."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_text(f"stopped; continue with: dapo resume {shlex.quote(str(folder.path))}")
+        raise
+
+
 def _train_stages(
     folder: StagesFolder, overrides: Sequence[str] = (), *, named: str | None = None
 ) -> None:
@@ -138,10 +160,18 @@ def _train_stages(
     Raises ConfigError if that is not the stage that is `named`, and there are overrides.
     """
     names = list(folder.stages)
+    folder, overrides = change_later_stages(folder, overrides, named)
     for number, name in enumerate(names, start=1):
         is_last = number == len(names)
         path = folder.run_path(name)
         is_begun = RunDirectory.is_run(path)
+        begun_later = [x for x in names[number:] if RunDirectory.is_run(folder.run_path(x))]
+        if not is_begun and begun_later:
+            print_text(
+                f"stage {number} of {len(names)}, {name}, is not in {folder.path}; it is not"
+                f" trained again, as {begun_later[0]} has begun"
+            )
+            continue
         has_ended = is_begun and RunDirectory(path).exit_reason() in ENDED
         if has_ended and not is_last:
             print_text(f"stage {number} of {len(names)}, {name}, has ended: {path}")
@@ -159,6 +189,36 @@ def _train_stages(
         # stopped by a callback, for example: the next stage would train a model that is not ready
         if RunDirectory(path).exit_reason() not in ENDED:
             return
+
+
+def change_later_stages(
+    folder: StagesFolder, overrides: Sequence[str], named: str | None
+) -> tuple[StagesFolder, list[str]]:
+    """Write overrides of stages that have not begun into the folder; return the others.
+
+    They are `stages.NAME.OPTION=VALUE`, or without the prefix where the folder of such a stage is
+    `named`.
+    """
+    names = list(folder.stages)
+    begun = [name for name in names if RunDirectory.is_run(folder.run_path(name))]
+    waiting = names[names.index(begun[-1]) + 1 :] if begun else names
+    # of a stage that begins now they are options of its start
+    begins_now = not begun or RunDirectory(folder.run_path(begun[-1])).exit_reason() in ENDED
+    later = waiting[1:] if begins_now else waiting
+    rest = []
+    changes: dict[str, list[str]] = {}
+    for item in overrides:
+        name = next((name for name in later if item.startswith(f"{STAGES}.{name}.")), None)
+        if name is None and named in later and not item.startswith(f"{STAGES}."):
+            name = named
+        if name is None:
+            rest.append(item)
+        else:
+            changes.setdefault(name, []).append(item.removeprefix(f"{STAGES}.{name}."))
+    for name, items in changes.items():
+        folder = folder.changed(name, items)
+        print_text(f"stage {name} will begin with {' '.join(items)}")
+    return folder, rest
 
 
 def _complete(path: Path) -> None:
@@ -205,7 +265,8 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     stages = stages_around(path)
     if stages is not None:
         named = None if has_stages(path) else path.resolve().name
-        _train_stages(stages, overrides, named=named)
+        with _continuation_of(stages):
+            _train_stages(stages, overrides, named=named)
         return
     _resume_one(path, overrides)
 

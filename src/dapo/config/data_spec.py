@@ -241,6 +241,10 @@ def _from_string(spec: str) -> Source:
     return _source("path", {"path": spec})
 
 
+_ANSWERS = ("response", "completion", "output", "solution")
+"""What other programs call the column of answers."""
+
+
 def _from_mapping(spec: dict[str, Any]) -> Source:
     kinds = [kind for kind in (*KINDS, MIX) if kind in spec]
     if len(kinds) != 1:
@@ -253,9 +257,10 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     kind: Kind = kinds[0]  # type: ignore[assignment]
     for key in spec:
         if key not in _OPTIONS[kind]:
-            raise DataError(
-                f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}"
-            )
+            hint = did_you_mean(key, _OPTIONS[kind])
+            if key in _ANSWERS and "answer" in _OPTIONS[kind]:
+                hint = f"the column of answers or responses is named by answer: {spec[key]}"
+            raise DataError(f"data source {kind}: unknown option {key!r}; {hint}")
     options = {key: value for key, value in spec.items() if value is not None or key == kind}
     return _source(kind, options)
 

@@ -73,10 +73,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     options = read_options(path)
     if STAGES in options:
         raise ConfigError(
-            f"{path} has stages ({', '.join(map(str, options[STAGES] or ()))}): expected one"
-            " configuration here; dapo train and dapo check take several"
+            f"{path} has stages{names_of_stages(options)}: expected one configuration here; dapo"
+            " train and dapo check take several"
         )
     return build_config(options, overrides, where=str(path))
+
+
+def names_of_stages(options: Mapping[str, Any]) -> str:
+    """Return the names of the stages in a file's options, in brackets; empty if it has none."""
+    stages = options[STAGES]
+    if not isinstance(stages, Mapping) or not stages:
+        return ""
+    return f" ({', '.join(map(str, stages))})"
 
 
 def read_options(path: Path) -> dict[str, Any]:

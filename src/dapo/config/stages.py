@@ -32,7 +32,7 @@ def build_stages(
     A stage has the options beside `stages`, those of its own, and the overrides, of which the last
     win. `stages.NAME.OPTION=VALUE` overrides an option of one stage. A later stage trains the model
     of the one before, unless its own options name another: until it begins, its configuration names
-    the model of the first one. An empty section of a stage sets nothing.
+    the model with which the stages before it began. An empty section of a stage sets nothing.
 
     Raises ConfigError: one message for all faults of the first stage that has any.
     """
@@ -48,15 +48,32 @@ def build_stages(
                 " and -"
             )
         if not isinstance(options, Mapping):
-            raise ConfigError(f"{where}: stages.{name} must hold options, got {options!r}")
+            written = "nothing" if options is None else repr(options)
+            raise ConfigError(
+                f"{where}: stages.{name} must hold options, got {written}; {{}} leaves it those"
+                " beside `stages`"
+            )
     common = {name: value for name, value in raw.items() if name != STAGES}
+    for name, options in common.items():
+        has_options = isinstance(options, Mapping) and options.keys() & Config.model_fields.keys()
+        if name not in Config.model_fields and has_options:
+            raise ConfigError(
+                f"{where}: {name} stands beside `stages`; if it is a stage, indent it below them"
+            )
     own, shared = _split_overrides(overrides, list(stages))
+    _require_own_presets(shared, stages)
     built: dict[str, Stage] = {}
     previous = None
     for name, written in stages.items():
         stage_where = f"{where}, stage {name}"
         options = _without_empty_sections(written)
         merged = merge_options(common, options)
+        own_model = merge_options(options, parse_overrides(own[name])).get("model")
+        # adapters or a number format alone are of the model that comes from the stage before
+        has_own_model = isinstance(own_model, Mapping) and "name" in own_model
+        if previous is not None and not has_own_model:
+            model_name = built[previous].config.model.name
+            merged = merge_options(merged, {"model": {"name": model_name}})
         command_line = f"command line, stage {name}" if own[name] else "command line"
         config = build_config(
             merged,
@@ -64,12 +81,23 @@ def build_stages(
             where=stage_where,
             command_line=command_line,
         )
-        own_model = merge_options(options, parse_overrides(own[name])).get("model")
-        # adapters or a number format alone are of the model that comes from the stage before
-        has_own_model = isinstance(own_model, Mapping) and "name" in own_model
         built[name] = Stage(config, None if has_own_model else previous)
         previous = name
     return built
+
+
+def _require_own_presets(shared: Sequence[str], stages: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a preset of all stages where the file gives them different ones."""
+    own = {name: options["preset"] for name, options in stages.items() if "preset" in options}
+    for item in shared:
+        option, _, preset = item.partition("=")
+        others = [name for name, value in own.items() if value != preset]
+        if option == "preset" and others:
+            last = list(stages)[-1]
+            raise ConfigError(
+                f"{item} sets the preset of every stage, and the file has"
+                f" preset={own[others[0]]} for stage {others[0]}; write {STAGES}.{last}.{item}"
+            )
 
 
 def _without_empty_sections(options: Mapping[str, Any]) -> dict[str, Any]:

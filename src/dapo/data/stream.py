@@ -31,7 +31,7 @@ class ProblemStream:
             )
         self._problems = tuple(problems)
         self._seed = seed
-        self._sizes = None if order is None else _sizes(self._problems, order)
+        self._sizes = None if order is None else sizes_by(self._problems, order)
         self._position = 0
         self._order_of: tuple[int, NDArray[np.int64]] | None = None
 
@@ -96,7 +96,7 @@ class ProblemStream:
         self._position = state["epoch"] * len(self) + state["offset"]
 
 
-def _sizes(problems: Sequence[Problem], order: str) -> NDArray[np.float64]:
+def sizes_by(problems: Sequence[Problem], order: str) -> NDArray[np.float64]:
     """Return the number by which each problem is sorted `[problems]`, the smallest first.
 
     Raises DataError for a problem without a number or text in the column.

@@ -6,9 +6,10 @@ A stage trains the model of the one before. Each is an ordinary run, in a folder
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dapo.config import build_config
 from dapo.config.load import as_literal
@@ -32,21 +33,43 @@ class StagesFolder:
     @classmethod
     def create(cls, path: Path, stages: Mapping[str, Stage]) -> "StagesFolder":
         """Write the options of all stages, before the first one begins."""
-        stored = {
-            name: {
-                # what is not set stays so, or each option counts as one that the user has set
-                "options": as_literal(stage.config.model_dump(mode="json", exclude_unset=True)),
-                "takes_model_from": stage.takes_model_from,
-            }
-            for name, stage in stages.items()
-        }
-        started_in = Path.cwd()
+        folder = cls(path, stages, Path.cwd())
         try:
             path.mkdir(parents=True, exist_ok=True)
-            atomic_write_json(path / STAGES_FILE, {"folder": str(started_in), "stages": stored})
+            folder._write()
         except OSError as error:
             raise CheckpointError(f"cannot create the folder {path}: {error.strerror}") from None
-        return cls(path, stages, started_in)
+        return folder
+
+    def changed(self, name: str, overrides: Sequence[str]) -> "StagesFolder":
+        """Write other options of a stage that has not begun. Raises ConfigError if they are wrong."""
+        stage = self.stages[name]
+        config = build_config(
+            _options_of(stage),
+            overrides,
+            where=f"stage {name}",
+            command_line=f"command line, stage {name}",
+        )
+        takes_model_from = stage.takes_model_from
+        if config.model.name != stage.config.model.name:
+            takes_model_from = None
+        stages = {**self.stages, name: Stage(config, takes_model_from)}
+        folder = StagesFolder(self.path, stages, self.started_in)
+        try:
+            folder._write()
+        except OSError as error:
+            raise CheckpointError(f"{self.path / STAGES_FILE}: {error.strerror}") from None
+        return folder
+
+    def _write(self) -> None:
+        stored = {
+            name: {"options": _options_of(stage), "takes_model_from": stage.takes_model_from}
+            for name, stage in self.stages.items()
+        }
+        content: dict[str, Any] = {"stages": stored}
+        if self.started_in is not None:
+            content = {"folder": str(self.started_in), **content}
+        atomic_write_json(self.path / STAGES_FILE, content)
 
     @classmethod
     def open(cls, path: Path) -> "StagesFolder":
@@ -94,6 +117,14 @@ class StagesFolder:
         """The run of the last stage that has begun; that of the first one if none has."""
         first = self.run_path(next(iter(self.stages)))
         return [first, *self.begun_paths][-1]
+
+
+def _options_of(stage: Stage) -> Any:
+    """Return the options that are set in a stage, as a configuration reads them.
+
+    What is not set stays so, or each option would count as one that the user has set.
+    """
+    return as_literal(stage.config.model_dump(mode="json", exclude_unset=True))
 
 
 def has_stages(path: str | os.PathLike[str]) -> bool:

@@ -20,6 +20,7 @@ from dapo.core.model_files import require_hub_model, require_model_files
 from dapo.core.text import did_you_mean
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
+from dapo.data.stream import sizes_by
 from dapo.environments.agents.pool import AgentPool
 from dapo.environments.pool import EnvironmentPool
 from dapo.processes.output import WorkerOutput
@@ -141,6 +142,9 @@ def read_data(checked: Checked, *, training: bool = True) -> RunData:
     if removed:
         kind = "demonstrations" if config.is_supervised else "training problems"
         notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    if training and config.data.order is not None:
+        # before the model is loaded, or an earlier stage is trained
+        sizes_by(problems, config.data.order)
     return RunData(problems, held_out, notes, copies)
 
 

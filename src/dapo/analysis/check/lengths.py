@@ -71,5 +71,7 @@ def _line(number: int, kind: str, num_longer: int) -> str:
         return ""
     amount = f"{num_longer} of {number} {kind}"
     if number > SAMPLE:
-        amount = f"about {num_longer / SAMPLE:.0%} of {number:,} {kind} ({SAMPLE} were looked at)"
+        share = num_longer / SAMPLE
+        percent = f"{share:.1%}" if share < 0.01 else f"{share:.0%}"
+        amount = f"about {percent} of {number:,} {kind} ({SAMPLE} were looked at)"
     return f"{amount} are longer than"

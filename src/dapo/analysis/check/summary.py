@@ -16,6 +16,7 @@ from dapo.core.model_files import is_model_here
 from dapo.core.text import weighted
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
+from dapo.data.stream import sizes_by
 from dapo.start.check import Checked, UserCode
 from dapo.start.ignored_options import ignored_options
 from dapo.start.rows import load_rows
@@ -109,6 +110,8 @@ def data_facts(checked: Checked) -> tuple[list[DataFacts], int]:
     """
     config = checked.config
     facts = [_facts("train", config.data.train_source, checked)]
+    if facts[0].problems and config.data.order is not None:
+        sizes_by(facts[0].problems, config.data.order)
     if config.data.eval_source is None:
         return facts, 0
     demonstrations = facts[0].problems if config.is_supervised else None

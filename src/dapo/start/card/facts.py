@@ -140,7 +140,7 @@ def base_of(name: str) -> Base:
 def earlier_facts(name: str) -> list[str]:
     """Return the facts of each training before this run, as Markdown lists, the last one first.
 
-    They are those in the card of the model with which the run began, if dapo exported it.
+    They are those in the card of the model with which the run began, if that is an export of dapo.
     """
     model = Path(name).expanduser()
     if not is_exported(model):
