@@ -142,8 +142,7 @@ def test_a_fault_of_a_later_stage_is_found_before_the_first_one_trains(
 def test_overrides_of_a_stage_that_has_not_begun_are_kept_for_it(tmp_path: Path):
     stages = build_stages(staged(a={}, b={}, c={}))
     folder = StagesFolder.create(tmp_path / "run", stages)
-    (folder.path / "a").mkdir()
-    (folder.path / "a" / "config.yaml").write_text(dump_config(stages["a"].config))
+    RunDirectory.create(folder.path / "a", dump_config(stages["a"].config), {})
     own = ["optim.lr=0.5", "stages.a.train.num_steps=4"]
     items = [*own, "stages.c.optim.lr=0.25", "stages.c.model=other/one"]
     changed, rest = change_later_stages(folder, items, None)
