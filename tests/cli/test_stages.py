@@ -95,6 +95,11 @@ def test_adapters_or_a_number_format_of_a_stage_leave_it_the_model_of_the_one_be
             ["preset=grpo"],
             "preset=sft for stage a; write stages.b.preset=grpo",
         ),
+        (
+            staged(a={"preset": "dapo"}, b={"preset": "sft"}),
+            ["preset=grpo"],
+            "write stages.a.preset=grpo",
+        ),
         (staged(a={}), ["stages.b.optim.lr=1"], "no stage 'b'; "),
         (staged(a={}), ["stages.a"], "expected stages.a.OPTION=VALUE"),
         (staged(a={}), ["stages.a=3"], "expected stages.a.OPTION=VALUE"),

@@ -1331,6 +1331,32 @@ def test_an_interval_of_trl_below_one_is_a_share_of_its_steps(
     assert "#   eval_steps=0.1" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("a.sh", f"{VERL} trainer.total_epochs=15", "total_epochs=15, .* x 15 / rollout.prompts_"),
+        ("a.sh", VERL, "total_epochs=30 is the default of verl"),
+        ("a.yaml", trl_file(num_train_epochs=0.5), "num_train_epochs=0.5, .* x 0.5 / rollout"),
+        ("a.yaml", trl_file(), "num_train_epochs=3 is the default of TRL"),
+        ("a.yaml", trl_file(max_steps=9), None),
+        ("a.sh", f"{VERL} trainer.total_training_steps=9", None),
+        (
+            "a.sh",
+            "trl sft --model_name_or_path m --dataset_name a/b --num_train_epochs 2",
+            "num_train_epochs=2, .* x 2 / train.minibatch_groups",
+        ),
+    ],
+)
+def test_a_length_in_epochs_stands_above_the_configuration(
+    tmp_path: Path, name: str, text: str, told: str | None, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / name).write_text(text)
+    _, out, _ = run(capsys, "convert", str(tmp_path / name))
+    head = out.partition("model:")[0]
+    assert ("300 steps, as train.num_steps is not set" in head) == (told is not None)
+    assert told is None or re.search(told, head)
+
+
 OWN_REWARDS = """
 from trl import GRPOConfig, GRPOTrainer
 from trl.rewards import accuracy_reward

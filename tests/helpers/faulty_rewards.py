@@ -31,3 +31,9 @@ def of_a_format(completions, **columns):
 
 def always_one(completions, **columns):
     return [1.0] * len(completions)
+
+
+def fails_on_held_out(problem, response):
+    if problem.answer == "held out":
+        raise ValueError("it was held out")
+    return "5" in response

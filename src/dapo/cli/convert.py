@@ -116,7 +116,9 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
-    translation.assumed += _open_steps(options, translation, peer)
+    translation.assumed += _open_steps(
+        options, translation, _EPOCHS[peer], "rollout.prompts_per_step"
+    )
     return _conversion(path, translation, _fault_of_batch(translation, facts))
 
 
@@ -156,6 +158,9 @@ def _supervised(
     translation.unknown |= _open_warmup(options, translation, _SUPERVISED_WARMUPS[peer])
     translation.unread += reading.unread
     translation.assumed += reading.assumed
+    translation.assumed += _open_steps(
+        options, translation, _SUPERVISED_EPOCHS[peer], "train.minibatch_groups"
+    )
     return _conversion(path, translation, None)
 
 
@@ -207,15 +212,10 @@ def _trainer_around_verl(reading: Reading) -> list[str]:
 
     FlowRL, PRIME and SPPO have verl's options and a loss of their own, which no option names.
     """
-    name = _program(reading)
+    name = reading.program_name
     if not name or name in _TRAINERS_OF_VERL:
         return []
     return [f"line {reading.line}: the code of {reading.program}, which may train in its own way"]
-
-
-def _program(reading: Reading) -> str:
-    """Return the name of the program that a command runs, without its folder or package."""
-    return reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
 
 
 def _configuration_of_verl(options: Mapping[str, Any]) -> list[str]:
@@ -384,32 +384,49 @@ def _open_warmup(
     return {person: [f"{name}={share}"]}
 
 
-_EPOCHS: Mapping[Peer, tuple[str, int]] = {
+_EPOCHS: Mapping[Peer, tuple[str, int | None]] = {
     "verl": ("trainer.total_epochs", 30),
     "trl": ("num_train_epochs", 3),
     "areal": ("total_train_epochs", 1),
 }
 """The option of each system that counts passes over the data, with its default."""
+_SUPERVISED_EPOCHS: Mapping[Peer, tuple[str, int | None]] = {
+    "verl": ("trainer.total_epochs", None),
+    "trl": ("num_train_epochs", 3),
+}
+"""None: the default differs between versions."""
 
 
-def _open_steps(options: Mapping[str, Any], translation: Translation, peer: Peer) -> list[str]:
-    """Describe the length of a run that the file counts in epochs of data that are not read here."""
+def _open_steps(
+    options: Mapping[str, Any],
+    translation: Translation,
+    epochs_option: tuple[str, int | None],
+    batch: str,
+) -> list[str]:
+    """Describe the length of a run that the file counts in epochs of data that are not read here.
+
+    Args:
+        options: the options of the file.
+        translation: what they are here.
+        epochs_option: the option that counts epochs, with its default.
+        batch: our option with the rows of a step.
+    """
     option = "train.num_steps"
     if option in translation.ours or any(option in person for person in translation.unknown):
         return []
-    name, default = _EPOCHS[peer]
+    name, default = epochs_option
     epochs = options.get(name)
     origin = f"{name}={epochs}"
     # what could not be read may set it
-    if epochs is None and translation.unread:
+    if epochs is None and (default is None or translation.unread):
         return []
     if epochs is None:
         epochs = default
         origin = f"{name}={default} is the default of {translation.title}"
     steps = TrainConfig.model_fields["num_steps"].default
     return [
-        f"{steps} steps, as {option} is not set: {origin}, and so many epochs are rows of data.train"
-        f" x {epochs} / rollout.prompts_per_step"
+        f"{steps} steps, as {option} is not set: {origin}, and so many epochs are rows of the data"
+        f" x {epochs} / {batch}"
     ]
 
 
@@ -464,7 +481,7 @@ def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) 
     They are processes and use of unsloth for TRL, and for verl which of its trainers it is.
     """
     if peer == "verl":
-        return {"fully_async": int(_program(reading) == "fully_async_main")}
+        return {"fully_async": int(reading.program_name == "fully_async_main")}
     if peer != "trl":
         return {}
     uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(

@@ -85,8 +85,7 @@ def other_trainer(peer: Peer | None, reading: Reading, *, is_supervised: bool) -
         return None if is_of_rewards else f"AReaL's trainer of train_dataset.type={kind}"
     if peer != "trl" or _OF_REWARDS & options.keys():
         return None
-    program = reading.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-    if program in _OTHERS:
+    if reading.program_name in _OTHERS:
         return f"the trainer of {reading.command}"
     name = next((name for name in _OF_OTHERS if name in options), None)
     is_of_trl = [key in _OF_OTHERS or bool(OTHERS["trl"].rows_of(key)) for key in options]

@@ -106,16 +106,8 @@ def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[st
             ) as checked,
         ):
             data[name] = read_data(checked)
-    from dapo.analysis.check.lengths import describe_lengths
-    from dapo.analysis.check.summary import DataFacts
-
-    for name, stage in stages.items():
-        sources = [DataFacts("train", name, data[name].train)]
-        if data[name].held_out:
-            sources.append(DataFacts("eval", name, data[name].held_out))
-        with errors_of_stage(name):
-            # as the stage itself would, after those before it
-            list(describe_lengths(stage.config, sources))
+    if starts:
+        _require_lengths(stages, data)
     notes = []
     for name, stage in stages.items():
         held_out = {prompt_text(problem.prompt) for problem in data[name].held_out}
@@ -131,6 +123,19 @@ def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[st
                 )
             earlier = stages[earlier].takes_model_from
     return notes
+
+
+def _require_lengths(stages: Mapping[str, Stage], data: Mapping[str, RunData]) -> None:
+    """Raise DapoError if rows do not fit the tokenizer of a stage, as the stage would later."""
+    from dapo.analysis.check.lengths import describe_lengths
+    from dapo.analysis.check.summary import DataFacts
+
+    for name, stage in stages.items():
+        sources = [DataFacts("train", name, data[name].train)]
+        if data[name].held_out:
+            sources.append(DataFacts("eval", name, data[name].held_out))
+        with errors_of_stage(name):
+            list(describe_lengths(stage.config, sources))
 
 
 @contextmanager
@@ -165,7 +170,9 @@ def _train_stages(
         is_last = number == len(names)
         path = folder.run_path(name)
         is_begun = RunDirectory.is_run(path)
-        begun_later = [x for x in names[number:] if RunDirectory.is_run(folder.run_path(x))]
+        begun_later = [
+            other for other in names[number:] if RunDirectory.is_run(folder.run_path(other))
+        ]
         if not is_begun and begun_later:
             print_text(
                 f"stage {number} of {len(names)}, {name}, is not in {folder.path}; it is not"

@@ -93,10 +93,12 @@ def _require_own_presets(shared: Sequence[str], stages: Mapping[str, Any]) -> No
         option, _, preset = item.partition("=")
         others = [name for name, value in own.items() if value != preset]
         if option == "preset" and others:
-            last = list(stages)[-1]
+            # a warm start on worked examples has no other preset
+            meant = [name for name in stages if own.get(name) != "sft"] or list(stages)
             raise ConfigError(
                 f"{item} sets the preset of every stage, and the file has"
-                f" preset={own[others[0]]} for stage {others[0]}; write {STAGES}.{last}.{item}"
+                f" preset={own[others[0]]} for stage {others[0]}; write"
+                f" {STAGES}.{meant[-1]}.{item}"
             )
 
 

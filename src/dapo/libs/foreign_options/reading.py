@@ -25,3 +25,8 @@ class Reading:
     """The names of the methods of each class of the script that is an option, by `module:name`."""
     num_processes: int | None = None
     """The number of trainer processes, if a launcher's option says so."""
+
+    @property
+    def program_name(self) -> str:
+        """The name of the program, without its folder or package."""
+        return self.program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
