@@ -64,8 +64,19 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The prompt's text; of chat messages the last one's."""
-        return self.prompt if isinstance(self.prompt, str) else content_text(self.prompt[-1])
+        """The prompt's text; of chat messages the last one's before the beginning of an answer."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        if self.begun_answer is not None and len(self.prompt) > 1:
+            return content_text(self.prompt[-2])
+        return content_text(self.prompt[-1])
+
+    @property
+    def begun_answer(self) -> str | None:
+        """The text of an assistant's message at the end of the prompt; None without one."""
+        if isinstance(self.prompt, str) or self.prompt[-1]["role"] != "assistant":
+            return None
+        return content_text(self.prompt[-1])
 
 
 @dataclass(frozen=True)

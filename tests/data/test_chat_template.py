@@ -186,7 +186,7 @@ def test_parts_of_text_are_text_and_a_template_that_takes_parts_gets_them(tmp_pa
         ),
         ({"role": "user", "content": 5}, "content must be a string or a list of parts"),
         ({"role": "user", "content": None}, "content must be a string"),
-        ({"role": "assistant", "content": "5"}, "TRL would continue"),
+        ({"role": "assistant", "content": ""}, "is to continue: it needs a text"),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused_by_name(tmp_path, message, reason):
@@ -337,6 +337,60 @@ def test_a_rendered_prompt_has_one_begin_token_in_every_format(tmp_path, suffix)
             encoder(made, instruction="Go.").encode(loaded)
     with pytest.raises(DataError, match=r"holds <\|im_start\|>.*data.chat_template=off"):
         encoder(made).encode(load(tmp_path / f"part{suffix}", "<|im_start|>user\n2+3?<|im_end|>"))
+
+
+# --- prompts that end with the beginning of the answer
+
+BEGUN = [USER, {"role": "assistant", "content": "Let me count.\n<think>"}]
+
+
+@for_each_row("family", list(FAMILIES))
+def test_the_beginning_of_an_answer_is_continued_and_its_turn_stays_open(family):
+    made = tokenizer(family)
+    encode = encoder(made)
+    closed = raw_text(made, BEGUN)
+    if closed is None:
+        with pytest.raises(
+            DataError, match=r"rejects messages of user, assistant|cannot be rendered"
+        ):
+            encode.render(problem(BEGUN))
+        return
+    text = encode.render(problem(BEGUN))
+    assert text.endswith("Let me count.\n<think>")
+    assert "2+3?" in text
+    assert problem(BEGUN).question == "2+3?"
+    assert not text.startswith(closed)
+    # the text itself is a prompt that is rendered already
+    if family in RENDERED and text.startswith(raw_text(made, [USER])):
+        try:
+            again = encode.render(problem(text))
+        except DataError as error:
+            again = str(error)
+        assert again == text or "data.chat_template=off" in again
+
+
+def test_the_beginning_of_an_answer_has_its_note_its_instruction_and_its_request():
+    made = tokenizer("qwen 2.5")
+    begun = problem(BEGUN)
+    assert encoder(made).notes([begun, problem("2+3?")]) == [
+        "1 prompts end with the beginning of the answer, which the model continues; a response is"
+        " what follows it"
+    ]
+    head = made.apply_chat_template(
+        [{"role": "user", "content": "2+3?\nGo."}], tokenize=False, add_generation_prompt=True
+    )
+    assert encoder(made, instruction="Go.").render(begun) == f"{head}Let me count.\n<think>"
+    request = chat_request(begun, config=DataConfig(train="builtin:sums"))
+    assert request == {
+        "messages": BEGUN,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    # a server and an agent's endpoint begin another turn
+    options = DataConfig(train="builtin:sums")
+    another = PromptEncoder(made, options, continues_answers=False)
+    assert another.render(begun) == raw_text(made, BEGUN)
+    assert another.notes([begun]) == []
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -57,6 +57,12 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
             " {path: FILE, prompt: COLUMN}",
         ),
         (
+            {"prompt": [QUESTION, ANSWER], "response": "3"},
+            {},
+            "prompt: the last message is the assistant's, and the response of a demonstration"
+            " begins with its turn: put the message's text before the response",
+        ),
+        (
             {"prompt": "Sum?", "response": "3", "messages": [QUESTION, ANSWER, QUESTION, ANSWER]},
             {},
             "messages has 1 answer more than the columns of the prompt and the response; drop these"

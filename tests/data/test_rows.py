@@ -317,12 +317,15 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             ),
         ),
         (
-            {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
+            {"prompt": [USER, {"role": "assistant", "content": ""}], "answer": "2"},
             (
-                ": prompt: the last message is the assistant's; a prompt ends where the model is to"
-                " answer (TRL would continue the message): remove it, or imitate it as"
-                " data.demonstrations with preset=sft"
+                ": prompt: the last message is the assistant's, which the model is to continue: it"
+                " needs a text, and no tool_calls; or remove it"
             ),
+        ),
+        (
+            {"prompt": [{"role": "assistant", "content": "2"}], "answer": "2"},
+            ": prompt: the only message is the assistant's; expected a question before it",
         ),
         (
             {"prompt": "q", "answer": None},

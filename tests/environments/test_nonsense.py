@@ -207,6 +207,12 @@ def test_an_environment_without_a_prompt_needs_problems():
             opened.with_prompts(named)
 
 
+def test_an_episode_cannot_begin_with_the_beginning_of_an_answer():
+    begun = [{"role": "user", "content": "Play."}, {"role": "assistant", "content": "Well,"}]
+    with episodes("Tool") as opened, pytest.raises(DataError, match="in an episode the policy"):
+        opened.with_prompts([Problem("1", begun, "5")])
+
+
 def test_training_continues_as_if_nothing_had_been_played():
     """Episodes, and the states of all random generators, are equal with and without nonsense."""
     turns = ["12", "no number", "7"]

@@ -136,6 +136,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         header: bool = True,
+        is_open: bool = False,
         tools: Any = None,
         **variables: Any,
     ) -> str:
@@ -144,6 +145,8 @@ class ChatTemplate:
         Args:
             messages: the messages.
             header: whether the header of the assistant's next turn follows.
+            is_open: the text ends with the last message, whose turn is not closed, so that the
+                model continues it.
             tools: schemas of tools if the constructor got none.
             variables: further variables for the template.
 
@@ -157,9 +160,11 @@ class ChatTemplate:
             **self._variables,
             **variables,
             "tools": self._tools or tools,
-            "add_generation_prompt": header,
+            "add_generation_prompt": header and not is_open,
             "tokenize": False,
         }
+        if is_open:
+            options["continue_final_message"] = True
         plain = [dict(message) for message in messages]
         try:
             # the seeding takes a lock, which most templates do not need
@@ -260,12 +265,13 @@ class ChatTemplate:
         """Return a text that is a whole prompt in this template, with its begin token, or None.
 
         It begins with a mark of the template, and ends with what the template puts behind the last
-        question.
+        question. The beginning of the answer, without marks, may follow.
         """
         header = self._borders[-1].rstrip()
-        if not self._marks.search(header) or not text.rstrip().endswith(header):
+        if not self._marks.search(header) or not self._marks.match(text):
             return None
-        if not self._marks.match(text):
+        _, found_header, answer = text.rpartition(header)
+        if not found_header or self._marks.search(answer):
             return None
         begin = str(self._tokenizer.bos_token or "")
         if self._borders[0].startswith(begin) and not text.startswith(begin):
@@ -324,14 +330,22 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def _labels_in(self, text: str) -> str | None:
-        """Return the labels of both roles, as `User:`, if they make the text a conversation."""
+        """Return the labels of both roles, as `User:`, if they make the text a conversation.
+
+        It ends with the label of the answer, or begins with that of the question and has the
+        beginning of the answer behind its label.
+        """
         head, _, _, header = self._borders
         question = self._label(head)
         answer = self._label(header)
-        if not question or not answer or not text.rstrip().endswith(answer):
+        if not question or not answer:
             return None
-        before_answer = text[: text.rstrip().rfind(answer)]
+        before_answer, found_label, begun_answer = text.rpartition(answer)
+        if not found_label:
+            return None
         if re.search(rf"(?:^|\s){re.escape(question)}", before_answer) is None:
+            return None
+        if begun_answer.strip() and not text.lstrip().startswith(question):
             return None
         return f"{question} and {answer}"
 

@@ -136,7 +136,7 @@ def _columns_of(
     if name == ALPACA:
         prompt = _alpaca_prompt(row, where)
     else:
-        prompt = as_prompt(column_value(row, name), f"{where}: {name}")
+        prompt = as_prompt(column_value(row, name), f"{where}: {name}", may_begin_answer=False)
     prompt = _with_history(prompt, row.get("history"), f"{where}: history")
     turns = _turns(column_value(row, response), f"{where}: {response}")
     return prompt, _with_thought(turns, row.get(THOUGHT_COLUMN))

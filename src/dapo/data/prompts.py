@@ -132,6 +132,7 @@ class PromptEncoder:
         config: "DataConfig",
         *,
         tools: Sequence[dict[str, Any]] = (),
+        continues_answers: bool = True,
     ) -> None:
         """Prepare the encoding; nothing is rendered yet.
 
@@ -139,6 +140,8 @@ class PromptEncoder:
             tokenizer: the model's tokenizer.
             config: the section `data`.
             tools: schemas of tools that the chat template must take.
+            continues_answers: whether the model continues an assistant's message at the end of a
+                prompt; otherwise it begins another turn.
 
         Raises:
             DataError: an option needs a chat template and there is none.
@@ -176,6 +179,7 @@ class PromptEncoder:
         self.config = config
         """The section `data`, with the instruction that tools add."""
         self._has_tools = bool(tools)
+        self._continues_answers = continues_answers
         self._lengths: dict[Hashable, int] = {}
         self._bounds: dict[Hashable, int] = {}  # of prompts whose length has not been needed
         self._bound = TokenBound.of(tokenizer, add_special_tokens=not self.uses_template)
@@ -328,6 +332,12 @@ class PromptEncoder:
                 f"{num_rendered} prompts are rendered with the chat template already, and are used"
                 " as they are"
             )
+        num_begun = sum(problem.begun_answer is not None for problem in problems)
+        if num_begun and self._continues_answers:
+            notes.append(
+                f"{num_begun} prompts end with the beginning of the answer, which the model"
+                " continues; a response is what follows it"
+            )
         unread_keys = self._unread_keys(problems, self.template)
         if unread_keys:
             notes.append(
@@ -405,7 +415,8 @@ class PromptEncoder:
             # before rendering: marks in the text would be taken for those of turns
             template.require_unrendered(messages)
             adapted = template.in_its_forms(messages)
-            text = template.render(adapted, **template_columns(problem))
+            is_open = self._continues_answers and problem.begun_answer is not None
+            text = template.render(adapted, is_open=is_open, **template_columns(problem))
             self._require_no_none(adapted, text, template)
         except ValueError as error:
             reason = f"the model's chat template rejects messages of {roles}: {error}"
@@ -483,7 +494,8 @@ def template_columns(problem: Problem) -> dict[str, Any]:
 def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
     """Return the part of a chat completion's request that makes a server render the same prompt.
 
-    `messages`, and where they are set `tools` and `chat_template_kwargs`.
+    `messages`, where they are set `tools` and `chat_template_kwargs`, and the fields that make it
+    continue the beginning of an answer.
     """
     columns = template_columns(problem)
     tools = columns.pop(TOOLS, None)
@@ -491,6 +503,9 @@ def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
     request: dict[str, Any] = {
         "messages": chat_messages(problem, instruction=config.instruction, system=config.system)
     }
+    if problem.begun_answer is not None:
+        # fields of vLLM and SGLang
+        request |= {"add_generation_prompt": False, "continue_final_message": True}
     if tools:
         request[TOOLS] = tools
     if variables:

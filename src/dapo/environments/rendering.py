@@ -112,7 +112,7 @@ class TurnRenderer:
             "the chat template of"
             f" {tokenizer.name_or_path.rstrip('/').rpartition('/')[2] or 'the model'}"
         )
-        self.prompts = PromptEncoder(tokenizer, config)
+        self.prompts = PromptEncoder(tokenizer, config, continues_answers=False)
         """Encodes prompts with the tools: in the template, or at the end of the problem.
 
         A run has no other encoder.
@@ -259,7 +259,7 @@ class TurnRenderer:
     def _add_tools(self, config: "DataConfig", tools: Sequence[dict[str, Any]]) -> None:
         """Put the tools into the prompts, and find the form of their calls."""
         plain = self.prompts
-        self.prompts = PromptEncoder(self._tokenizer, config, tools=tools)
+        self.prompts = PromptEncoder(self._tokenizer, config, tools=tools, continues_answers=False)
         prompt = self._render(self._history(1)) if plain.uses_template else None
         if prompt is not None and all(tool["function"]["name"] in prompt for tool in tools):
             form = self._call_form(default="hermes" if "<tool_call>" in prompt else None)
@@ -268,7 +268,9 @@ class TurnRenderer:
             form = self._call_form(default="hermes")
             instruction = "\n\n".join(filter(None, [tool_text(tools, form), config.instruction]))
             self.prompts = PromptEncoder(
-                self._tokenizer, config.model_copy(update={"instruction": instruction})
+                self._tokenizer,
+                config.model_copy(update={"instruction": instruction}),
+                continues_answers=False,
             )
         self.calls = CallReader(form, tools)
 

@@ -76,6 +76,13 @@ class Episodes:
         except DataError as error:
             name = self.config.environment.name
             raise DataError(f"environment.name={name}: {error}") from error
+        for problem in begun:
+            if problem.begun_answer is not None:
+                raise DataError(
+                    f"problem {problem.id}: the prompt ends with the beginning of the answer, which"
+                    " is continued in single responses alone; in an episode the policy begins each"
+                    " turn: remove the last message"
+                )
         self.renderer.require_exact(begun[:_PROVEN])
         return begun
 

@@ -85,7 +85,9 @@ class ServedModel:
         plain = {"instruction": "", "system": None}
         texts: dict[str, Any] = {**plain, "chat_template": "off", "chat_template_kwargs": {}}
         tokenizer = opened.tokenizer
-        self._chats = PromptEncoder(tokenizer, self._data.model_copy(update=plain))
+        self._chats = PromptEncoder(
+            tokenizer, self._data.model_copy(update=plain), continues_answers=False
+        )
         self._texts = PromptEncoder(tokenizer, self._data.model_copy(update=texts))
         self._tools: AgentRenderer | None = None
         """Renders tools and reads calls; made when a client brings tools."""

@@ -355,10 +355,17 @@ def column_value(row: Mapping[str, Any], column: str) -> object:
     return None if value is _MISSING else value
 
 
-def as_prompt(value: object, where: str) -> Prompt:
-    """Return a text, or messages that end before the assistant's, as a prompt. Raises DataError.
+def as_prompt(value: object, where: str, *, may_begin_answer: bool = True) -> Prompt:
+    """Return a text or messages as a prompt. A text that is JSON of messages is read as messages.
 
-    A text that is JSON of messages is read as messages.
+    Args:
+        value: the text, or the messages.
+        where: its location, for error messages.
+        may_begin_answer: whether the last message may be the assistant's, which the model
+            continues.
+
+    Raises:
+        DataError: the value cannot be a prompt.
     """
     require_filled(value, where, "expected the question as a string or messages")
     value = parsed_messages(value, where)
@@ -372,12 +379,27 @@ def as_prompt(value: object, where: str) -> Prompt:
     if not any(content_text(message).strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
     if messages[-1]["role"] == "assistant":
-        raise DataError(
-            f"{where}: the last message is the assistant's; a prompt ends where the model is to"
-            " answer (TRL would continue the message): remove it, or imitate it as"
-            " data.demonstrations with preset=sft"
-        )
+        _check_begun_answer(messages, where, may_begin_answer=may_begin_answer)
     return messages
+
+
+def _check_begun_answer(messages: Sequence[Message], where: str, *, may_begin_answer: bool) -> None:
+    """Raise DataError unless the model can continue the assistant's message at the end."""
+    last = messages[-1]
+    if not may_begin_answer:
+        raise DataError(
+            f"{where}: the last message is the assistant's, and the response of a demonstration"
+            " begins with its turn: put the message's text before the response"
+        )
+    if last.get("tool_calls") or not content_text(last):
+        raise DataError(
+            f"{where}: the last message is the assistant's, which the model is to continue: it"
+            " needs a text, and no tool_calls; or remove it"
+        )
+    if len(messages) == 1:
+        raise DataError(
+            f"{where}: the only message is the assistant's; expected a question before it"
+        )
 
 
 def parsed_messages(value: object, where: str) -> object:
