@@ -11,7 +11,7 @@ import pytest
 
 import dapo
 from dapo.api.call_site import CallSite
-from dapo.api.foreign_calls import CALLS, EPOCHS, NAMES, Function, foreign_answer, is_option
+from dapo.api.foreign_calls import CALLS, NAMES, Function, foreign_answer, is_option
 from dapo.api.python_words import in_python, keyword_of
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS
@@ -184,7 +184,8 @@ def test_a_whole_call_of_another_library_is_answered_with_a_call_that_runs(name:
         config = eval(code, globals()).config  # a run
     assert config.rollout.group_size == 4
     assert config.rollout.prompts_per_step == 2
-    assert config.train.num_steps == 1
+    # .25 epochs of 8 rows
+    assert config.with_steps_of_epochs(len(ROWS)).train.num_steps == 1
     assert config.model.name == "tiny-random"
 
 
@@ -213,8 +214,8 @@ SINGLE: dict[str, tuple[Any, str]] = {
     "optim_lr": (lambda: dapo.train(optim_lr=1e-5), "optim_lr=1e-5 is lr=1e-5 here"),
     "optim__lr": (lambda: dapo.train(optim__lr=1e-5), "optim__lr=1e-5 is lr=1e-5 here"),
     "epochs": (
-        lambda: dapo.train(data=ROWS, prompts_per_step=2, epochs=2),
-        "epochs=2 is steps=8 here: 8 rows x 2 / prompts_per_step=2",
+        lambda: dapo.train(data=ROWS, prompts_per_step=2, num_epochs=2),
+        "num_epochs=2 is epochs=2 here",
     ),
     "env": (lambda: dapo.train(env=Game), "env=Game is environment=Game here"),
     "environment_factory": (
@@ -300,7 +301,7 @@ def test_one_name_of_another_library_is_answered_in_a_sentence_of_python(name: s
 
 @for_each_row(
     "name",
-    sorted({row.name for row in COUNTERPARTS["trl"]} - {"model", *EPOCHS, "reward_weights"}),
+    sorted({row.name for row in COUNTERPARTS["trl"]} - {"model", "reward_weights"}),
 )
 def test_each_name_of_trl_alone_is_answered_in_python(name: str):
     function = Function("train", ("model", "data", "reward", "run_dir", "on_step"), True)

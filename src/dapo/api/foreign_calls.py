@@ -6,8 +6,7 @@ The tables are foreign_names.tsv, for what only a Python call has, and config/ot
 import ast
 import csv
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -42,7 +41,6 @@ CALLS: Mapping[str, str] = {
     "load": "load",
 }
 """The rows of foreign_names.tsv that hold for a function, after those of its own name."""
-EPOCHS = ("num_train_epochs", "total_epochs", "epochs", "num_epochs", "max_epochs")
 
 
 @dataclass(frozen=True)
@@ -345,11 +343,6 @@ def _add_options(
             _add_option(answer, name, option, text)
             continue
         system, rows = rows_named(name, main)
-        if name.rpartition(".")[2] in EPOCHS:
-            answer.num_foreign += 1
-            if system is not None:
-                answer.systems.add(TITLES[system])
-            continue
         if name == "reward_weights":
             answer.num_foreign += 1
             continue
@@ -369,9 +362,6 @@ def _add_options(
         full_names[row.name] = name
     for system, options in by_system.items():
         _add_system(answer, system, options, full_names, keywords, texts)
-    for name, value in theirs.items():
-        if name.rpartition(".")[2] in EPOCHS:
-            _add_epochs(answer, name, value, keywords)
     return unknown
 
 
@@ -460,27 +450,6 @@ _SIZES = frozenset(
     }
 )
 """The options of TRL that say how large a batch is, with its defaults for the others."""
-
-
-def _add_epochs(answer: Answer, name: str, value: Any, keywords: Mapping[str, Any]) -> None:
-    """Add the steps of some epochs over the rows, where their number is known."""
-    data = [item for key, item in keywords.items() if key in ("data", *_TRAINING_ROWS)]
-    rows = data[0] if data else None
-    num_rows = None
-    if isinstance(rows, Sized) and not isinstance(rows, str | Mapping):
-        num_rows = len(rows)
-    prompts = answer.ours.get("prompts_per_step", "")
-    if num_rows is None or not prompts.isdigit() or not isinstance(value, int | float):
-        answer.notes.append(
-            f"{name}={value} is steps=N here, with N = rows x {value} / prompts_per_step"
-        )
-        return
-    steps = math.ceil(num_rows * value / int(prompts))
-    answer.ours.setdefault("steps", str(steps))
-    answer.notes.append(
-        f"{name}={value} is steps={steps} here: {num_rows} rows x {value} /"
-        f" prompts_per_step={prompts}"
-    )
 
 
 _OPTIONS_BY_UNDERSCORES = {

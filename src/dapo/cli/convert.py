@@ -23,7 +23,6 @@ from dapo.config import build_config
 from dapo.config.load import as_literal, read_options, resolve_references
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import OTHERS, Peer, peer_that_knows
-from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
@@ -116,9 +115,6 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         for person, assignments in _left_to_a_person(options, translation):
             translation.unknown[person] = assignments
         translation.unread += [*_trainer_around_verl(reading), *_configuration_of_verl(options)]
-    translation.assumed += _open_steps(
-        options, translation, _EPOCHS[peer], "rollout.prompts_per_step"
-    )
     return _conversion(path, translation, _fault_of_batch(translation, facts))
 
 
@@ -158,9 +154,6 @@ def _supervised(
     translation.unknown |= _open_warmup(options, translation, _SUPERVISED_WARMUPS[peer])
     translation.unread += reading.unread
     translation.assumed += reading.assumed
-    translation.assumed += _open_steps(
-        options, translation, _SUPERVISED_EPOCHS[peer], "train.minibatch_groups"
-    )
     return _conversion(path, translation, None)
 
 
@@ -382,52 +375,6 @@ def _open_warmup(
         " does not set"
     )
     return {person: [f"{name}={share}"]}
-
-
-_EPOCHS: Mapping[Peer, tuple[str, int | None]] = {
-    "verl": ("trainer.total_epochs", 30),
-    "trl": ("num_train_epochs", 3),
-    "areal": ("total_train_epochs", 1),
-}
-"""The option of each system that counts passes over the data, with its default."""
-_SUPERVISED_EPOCHS: Mapping[Peer, tuple[str, int | None]] = {
-    "verl": ("trainer.total_epochs", None),
-    "trl": ("num_train_epochs", 3),
-}
-"""None: the default differs between versions."""
-
-
-def _open_steps(
-    options: Mapping[str, Any],
-    translation: Translation,
-    epochs_option: tuple[str, int | None],
-    batch: str,
-) -> list[str]:
-    """Describe the length of a run that the file counts in epochs of data that are not read here.
-
-    Args:
-        options: the options of the file.
-        translation: what they are here.
-        epochs_option: the option that counts epochs, with its default.
-        batch: our option with the rows of a step.
-    """
-    option = "train.num_steps"
-    if option in translation.ours or any(option in person for person in translation.unknown):
-        return []
-    name, default = epochs_option
-    epochs = options.get(name)
-    origin = f"{name}={epochs}"
-    # what could not be read may set it
-    if epochs is None and (default is None or translation.unread):
-        return []
-    if epochs is None:
-        epochs = default
-        origin = f"{name}={default} is the default of {translation.title}"
-    steps = TrainConfig.model_fields["num_steps"].default
-    return [
-        f"{steps} steps, as {option} is not set: {origin}, and so many epochs are rows of the data"
-        f" x {epochs} / {batch}"
-    ]
 
 
 def _open_intervals(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:

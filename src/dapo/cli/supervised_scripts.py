@@ -16,7 +16,6 @@ _TRAINERS: Mapping[str, Supervised] = {
     "sft": "trl",
 }
 """The programs that imitate demonstrations, by the last part of their names."""
-_STEPS = "Steps: rows x epochs / `train.minibatch_groups`; the data begins anew where it ends."
 _HELD_OUT = "`data.eval` takes problems that the model answers, no demonstrations."
 _LENGTH = "Demonstrations above `rollout.max_response_tokens` are left out and counted, never cut."
 _PACKED = "Sequences are always packed; `train.microbatch_tokens` bounds a pass."
@@ -146,7 +145,11 @@ _ROWS_OF_VERL = (
     _row("optim.lr_warmup_steps", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
     _row("optim.lr_warmup_steps_ratio", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
     _row("optim.warmup_steps_ratio", remark=_SCHEDULE),
-    _row("trainer.total_epochs", "train.num_steps", "converted", _STEPS),
+    _row(
+        "trainer.total_epochs",
+        "train.epochs",
+        "None if trainer.total_training_steps else trainer.total_epochs",
+    ),
     _row(
         "trainer.total_training_steps",
         "train.num_steps",
@@ -220,7 +223,11 @@ _OWN_ROWS_OF_TRL = (
     _row("per_device_train_batch_size", "train.minibatch_groups", _BATCH),
     _row("gradient_accumulation_steps", "train.minibatch_groups", _BATCH),
     _row("max_steps", "train.num_steps", "max_steps if max_steps > 0 else None"),
-    _row("num_train_epochs", "train.num_steps", "converted", _STEPS),
+    _row(
+        "num_train_epochs",
+        "train.epochs",
+        "None if max_steps > 0 else num_train_epochs",
+    ),
     _row("save_steps", "train.save_every"),
     _row("max_length", remark=_LENGTH),
     _row("max_seq_length", remark=_LENGTH),
@@ -251,6 +258,7 @@ _DEFAULTS_OF_TRL = {
     "warmup_steps": 0,
     "warmup_ratio": 0.0,
     "max_steps": -1,
+    "num_train_epochs": 3,
     "save_steps": 500,
     "adam_beta1": 0.9,
     "adam_beta2": 0.999,

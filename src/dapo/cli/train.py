@@ -106,6 +106,7 @@ def check_stages(stages: Mapping[str, Stage], *, starts: bool = True) -> list[st
             ) as checked,
         ):
             data[name] = read_data(checked)
+            stage.config.with_steps_of_epochs(len(data[name].train))
     if starts:
         _require_lengths(stages, data)
     notes = []

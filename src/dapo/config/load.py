@@ -390,7 +390,11 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 def dump_config(config: Config) -> str:
     """Return the resolved configuration as YAML, from which loading gives an equal Config."""
-    return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
+    options = config.model_dump(mode="json")
+    # the epochs stand for a number that is not known yet
+    if config.train.epochs is not None:
+        del options["train"]["num_steps"]
+    return OmegaConf.to_yaml(OmegaConf.create(as_literal(options)))
 
 
 def as_literal(value: Any) -> Any:
@@ -496,10 +500,22 @@ def _merge(
             base_value = merged[key]
             if here[:2] in _DATA_SOURCES:
                 base_value = without_other_kinds(base_value, value)
+            elif here == ("train",):
+                base_value = _without_other_length(base_value, value)
             merged[key] = _merge(base_value, value, here)
         else:
             merged[key] = value
     return merged
+
+
+def _without_other_length(base: Mapping[str, Any], top: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out of a section `train` the length that another one replaces.
+
+    `{num_steps: 300}` under `{epochs: 3}` is left out, and the other way round.
+    """
+    replaced = {"epochs": "num_steps", "num_steps": "epochs"}
+    others = {replaced[name] for name in top if name in replaced and top[name] is not None}
+    return {name: value for name, value in base.items() if name not in others - top.keys()}
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dapo.config.training_options import (
     TrainConfig,
     fitting_minibatch,
 )
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.loading import AGENT_PREFIX
 from dapo.core.secrets import find_secrets
 
@@ -212,6 +212,40 @@ class Config(Section):
             return 0
         # none beyond the last step
         return max(0, min(self.max_staleness // 2, self.train.num_steps - step))
+
+    @property
+    def rows_per_step(self) -> int:
+        """The rows of the training data that a step takes, but for those of dynamic sampling."""
+        if self.is_supervised:
+            return self.train.minibatch_groups
+        return self.rollout.prompts_per_step
+
+    def with_steps_of_epochs(self, num_rows: int) -> Self:
+        """Return the options with `train.num_steps` in place of `train.epochs`.
+
+        A warm-up that is not set is at most the fraction of these steps that its default is of the
+        default of `train.num_steps`.
+
+        Args:
+            num_rows: the rows of the training data.
+
+        Raises:
+            ConfigError: other options do not fit this number of steps.
+        """
+        epochs = self.train.epochs
+        if epochs is None:
+            return self
+        steps = max(1, ceil(num_rows * epochs / self.rows_per_step))
+        config = self.changed("train", num_steps=steps, epochs=None)
+        if not self.sets("optim.warmup_steps"):
+            default_steps = TrainConfig.model_fields["num_steps"].default
+            warmup = OptimConfig.model_fields["warmup_steps"].default
+            scaled_warmup = round(steps * warmup / default_steps)
+            config = config.changed("optim", warmup_steps=min(warmup, scaled_warmup))
+        conflict = config.conflict()
+        if conflict is not None:
+            raise ConfigError(f"train.epochs={epochs:g}: {conflict}")
+        return config
 
     @property
     def max_groups_per_step(self) -> int:
@@ -522,7 +556,13 @@ class Config(Section):
                     "loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
                     f"loss.engine_correction must be at least 1, got {cap:g}"
                 )
-        if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
+        epochs = self.train.epochs
+        if epochs is not None and self.sets("train.num_steps"):
+            raise ValueError(
+                f"train.epochs={epochs:g} sets train.num_steps, which is"
+                f" {self.train.num_steps}; set one of the two"
+            )
+        if self.decays_lr and self.optim.warmup_steps >= self.train.last_step:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} lowers the learning rate after"
                 f" optim.warmup_steps={self.optim.warmup_steps}, and"
@@ -559,7 +599,7 @@ class Config(Section):
                 "advantage.estimator=gae trains all weights of a second network, which model.lora"
                 " avoids; leave model.lora out, or set another estimator"
             )
-        if self.has_critic and self.critic.pretrain_steps >= self.train.num_steps:
+        if self.has_critic and self.critic.pretrain_steps >= self.train.last_step:
             raise ValueError(
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of"
                 f" train.num_steps={self.train.num_steps} steps to train the policy; lower the"

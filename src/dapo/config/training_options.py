@@ -1,5 +1,6 @@
 """Options of the algorithm and of training: `advantage`, `loss`, `optim`, `critic`, `train`."""
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
@@ -408,6 +409,14 @@ class CriticConfig(Section):
 
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
+    epochs: Annotated[Float, Field(gt=0, le=1_000_000)] | None = option(
+        None,
+        "Passes over the training data, in place of train.num_steps, which is computed at the start:"
+        " rows x epochs / rows of a step, rounded up. Rows of a step are rollout.prompts_per_step,"
+        " or train.minibatch_groups demonstrations; what dynamic sampling draws beyond them is not"
+        " counted. none: train.num_steps.",
+        unit="epochs",
+    )
     token_budget: Annotated[Int, Field(gt=0, le=10**15)] | None = option(
         None,
         "Generated tokens after which the run ends, even before train.num_steps; the step that"
@@ -471,6 +480,18 @@ class TrainConfig(Section):
     def kept_in_training(self) -> int:
         """The number of newest checkpoints that a run keeps while it trains."""
         return 2 if self.keep_checkpoints is None else max(1, self.keep_checkpoints)
+
+    @property
+    def last_step(self) -> float:
+        """The last step; infinite while `train.epochs` waits for the number of rows."""
+        return math.inf if self.epochs is not None else self.num_steps
+
+    @property
+    def length(self) -> str:
+        """The length of the run in words: `466 steps`, or `2 epochs`."""
+        if self.epochs is not None:
+            return f"{self.epochs:g} epochs"
+        return f"{self.num_steps} steps"
 
     def is_budget_spent(self, tokens_generated: int) -> bool:
         return self.token_budget is not None and tokens_generated >= self.token_budget

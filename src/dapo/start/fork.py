@@ -40,7 +40,13 @@ from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import WRITTEN, Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
-from dapo.training.saved_state import MAY_RESTART, STATE_FILE, is_logged, read_state
+from dapo.training.saved_state import (
+    MAY_RESTART,
+    STATE_FILE,
+    is_logged,
+    read_state,
+    steps_of_epochs,
+)
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
 # entries of a manifest that locate the data and modules of a run, and the options that were written
@@ -111,6 +117,9 @@ def plan_fork(
     file = parent.config_of(step + 1)
     parent_config = load_config(file)
     config = changed_config(file, overrides)
+    steps = steps_of_epochs(config, checkpoint)
+    if steps:
+        config = changed_config(file, [*overrides, *steps])
     if branch is not None:
         seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
         config = config.changed("train", seed=seed)

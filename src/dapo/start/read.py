@@ -92,6 +92,13 @@ def read(
         response_tokens = max(response_tokens, evaluated_tokens) if training else evaluated_tokens
     require_fit([*problems, *held_out], encoder, loaded, config, response_tokens)
     config = resolve_engine(config, loaded.model)
+    if training and config.train.epochs is not None:
+        epochs = config.train.epochs
+        config = config.with_steps_of_epochs(len(problems))
+        notes.append(
+            f"{config.train.num_steps} steps: {len(problems):,} rows x {epochs:g} epochs /"
+            f" {config.rows_per_step} rows a step; {config.optim.warmup_steps} of warm-up"
+        )
     return Inputs(
         config,
         resolved.code,

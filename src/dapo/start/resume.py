@@ -18,7 +18,7 @@ from dapo.start.check import Checked, check, read_data
 from dapo.start.fork import require_same_preset
 from dapo.start.rows import RunData
 from dapo.training.checkpoint_writer import os_errors_as_dapo_errors
-from dapo.training.saved_state import read_state
+from dapo.training.saved_state import read_state, steps_of_epochs
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ def checked_run(path: Path, overrides: Sequence[str]) -> Iterator[CheckedRun | E
     directory = RunDirectory.open(path)
     stored_config = load_run_config(directory)
     config = load_run_config(directory, overrides)
+    if config.train.epochs is not None:
+        newest = directory.checkpoints.latest(warn=lambda line: None)
+        overrides = [*overrides, *steps_of_epochs(config, newest)]
+        config = load_run_config(directory, overrides)
     require_same_preset(stored_config, config, "a resumed run")
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []

@@ -3,10 +3,13 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import read_json
+
+if TYPE_CHECKING:
+    from dapo.config import Config
 
 STATE_FILE = "state.json"
 MAY_RESTART = "may_restart"
@@ -33,6 +36,30 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     if absent := sorted({"train_state", "stream", "sampler"} - state.keys()):
         raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(absent)}")
     return state
+
+
+def steps_of_epochs(config: "Config", checkpoint: Path | None) -> list[str]:
+    """Return the override of `train.num_steps` for a run that changes `train.epochs`.
+
+    Args:
+        config: the changed options.
+        checkpoint: the checkpoint with the number of the run's rows; None: there is none yet.
+
+    Returns:
+        An empty list if the options have no `train.epochs`.
+
+    Raises:
+        ConfigError: the number of rows is not known, or other options do not fit it.
+    """
+    if config.train.epochs is None:
+        return []
+    if checkpoint is None:
+        raise ConfigError(
+            "train.epochs can change once the run has a checkpoint; set train.num_steps"
+        )
+    num_rows = read_state(checkpoint)["stream"]["size"]
+    num_steps = config.with_steps_of_epochs(num_rows).train.num_steps
+    return [f"train.num_steps={num_steps}"]
 
 
 def pending_metrics_of(state: Mapping[str, Any]) -> dict[str, float] | None:

@@ -42,6 +42,9 @@ class CheckedFacts:
         """Read the data and estimate the memory. Raises DataError and RewardError as `explain`."""
         config = checked.config
         data, num_removed = data_facts(checked)
+        rows = data[0].problems
+        if rows is not None:
+            config = config.with_steps_of_epochs(len(rows) - num_removed)
         from dapo.analysis.check.estimate import hardware_profile_for
         from dapo.analysis.check.lengths import describe_lengths
         from dapo.analysis.check.report import estimate_of, find_problems

@@ -59,13 +59,13 @@ def in_short(config: Config, data: "Sequence[DataFacts]", num_removed: int) -> I
         yield f"teacher   {_named_model(config.loss.teacher)}"
     yield from _data(config, data, num_removed)
     if config.is_supervised:
-        yield f"step      {train.minibatch_groups} demonstrations; {train.num_steps} steps"
+        yield f"step      {train.minibatch_groups} demonstrations; {train.length}"
     else:
         prompts = config.rollout.prompts_per_step
         responses = prompts * config.rollout.group_size
         yield (
             f"step      {responses:,} responses to {prompts:,} prompts, of at most"
-            f" {config.rollout.max_response_tokens:,} tokens; {train.num_steps} steps"
+            f" {config.rollout.max_response_tokens:,} tokens; {train.length}"
         )
         yield f"reward    {weighted(config.reward.verifier)}"
     for line in ignored_options(config):
