@@ -45,7 +45,10 @@ def completed(
         ("dapo show loss.clip_h", ["loss.clip_high"]),
         ("dapo show docs comi", ["coming_from"]),
         ("dapo train x.yaml loss.clip", ["loss.clip_low=", "loss.clip_high="]),
-        ("dapo train x.yaml optim.lr=1e-6 optim.w", ["optim.warmup_steps=", "optim.weight_decay="]),
+        (
+            "dapo train x.yaml optim.lr=1e-6 optim.w",
+            ["optim.warmup_steps=", "optim.warmup_ratio=", "optim.weight_decay="],
+        ),
         ("dapo resume runs/a optim.sch", ["optim.schedule=constant", "optim.schedule=linear", "optim.schedule=cosine"]),
         ("dapo train x.yaml dynamic_sampling.enabled=t", ["dynamic_sampling.enabled=true"]),
         ("dapo test math_", ["math_dapo"]),
@@ -135,7 +138,7 @@ def test_bash_completes_a_command_and_an_option_of_the_configuration(program: Pa
         ("", "PS1='ready> '; eval \"$(dapo --show-completion)\"\n"),
         ("ready> ", ""),
         ("ready> ", "dapo tra\t"),
-        ("train ", "my.yaml optim.war\t"),
-        ("mup_steps=", "\x03exit\n"),
+        ("train ", "my.yaml optim.warmup_s\t"),
+        ("teps=", "\x03exit\n"),
         folder=program.parent,
     )

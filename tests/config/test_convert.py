@@ -676,11 +676,11 @@ WARMUP = "actor_rollout_ref.actor.optim.lr_warmup_steps"
         ("", 0),
     ],
 )
-def test_a_share_of_warm_up_steps_becomes_their_number(
+def test_a_share_of_warm_up_steps_is_their_number(
     tmp_path: Path, options: str, steps: int, capsys: pytest.CaptureFixture[str]
 ):
     config, _ = converted(tmp_path, "a.sh", VERL + options, capsys)
-    assert config.optim.warmup_steps == steps
+    assert config.optim.warmup(config.train.num_steps) == steps
 
 
 @pytest.mark.parametrize(
@@ -775,20 +775,20 @@ WARMUP_OF_AREAL = "optimizer: {warmup_steps_proportion: "
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        # 2 updates per batch: 8 accumulated of 16 in each
-        ("warmup_ratio: 0.1\nmax_steps: 205\n", 11),
-        ("warmup_steps: 0.1\nmax_steps: 205\n", 11),
+        # 2 updates per batch: 8 accumulated of 16 in each; 21 updates there, 11 steps
+        ("warmup_ratio: 0.1\nmax_steps: 205\n", 10),
+        ("warmup_steps: 0.1\nmax_steps: 205\n", 10),
         ("warmup_ratio: 0.1\nwarmup_steps: 6\nmax_steps: 205\n", 3),
         ("warmup_ratio: null\n", 0),
         ("", 0),
     ],
 )
-def test_a_share_of_trls_updates_becomes_a_number_of_steps(
+def test_a_share_of_trls_updates_is_a_share_of_steps_rounded_down(
     tmp_path: Path, text: str, steps: int, capsys: pytest.CaptureFixture[str]
 ):
     batch = "num_generations: 4\nsteps_per_generation: 16\ngradient_accumulation_steps: 8\n"
     config, _ = converted(tmp_path, "a.yaml", SHARED + batch + text, capsys)
-    assert config.optim.warmup_steps == steps
+    assert config.optim.warmup(config.train.num_steps) == steps
 
 
 @pytest.mark.parametrize(
@@ -805,41 +805,29 @@ def test_a_share_of_areals_steps_becomes_their_number(
     if total:
         text += f"total_train_steps: {total}\n"
     config, _ = converted(tmp_path, "a.yaml", text, capsys)
-    assert config.optim.warmup_steps == steps
+    assert config.optim.warmup(config.train.num_steps) == steps
     config, _ = converted(tmp_path, "a.yaml", AREAL, capsys)
-    assert config.optim.warmup_steps == 0
+    assert config.optim.warmup(config.train.num_steps) == 0
 
 
 @pytest.mark.parametrize(
-    ("text", "option"),
+    ("name", "text"),
     [
-        (f"{SHARED}num_generations: 4\nwarmup_ratio: 0.1\n", "warmup_ratio=0.1"),
-        (f"{SHARED}num_generations: 4\nwarmup_steps: 0.1\n", "warmup_steps=0.1"),
-        (
-            AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}0.1, "),
-            "actor.optimizer.warmup_steps_proportion=0.1",
-        ),
+        ("a.yaml", f"{SHARED}num_generations: 4\nwarmup_ratio: 0.1\n"),
+        ("a.yaml", f"{SHARED}num_generations: 4\nwarmup_steps: 0.1\n"),
+        ("a.yaml", AREAL.replace("optimizer: {", f"{WARMUP_OF_AREAL}0.1, ")),
+        ("a.sh", f"{VERL} {WARMUP}_ratio=0.1 trainer.total_epochs=15"),
+        ("a.sh", "trl sft --model_name_or_path m --dataset_name a/b --warmup_ratio 0.1"),
     ],
 )
-def test_a_share_of_unknown_steps_of_trl_and_areal_is_left_to_a_person(
-    tmp_path: Path, text: str, option: str, capsys: pytest.CaptureFixture[str]
+def test_a_share_of_a_length_in_epochs_stays_a_share(
+    tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
 ):
-    _, out = converted(tmp_path, "a.yaml", text, capsys, code=3)
-    head = out.partition("\nmodel:")[0]
-    assert "# Set optim.warmup_steps yourself: a share of all steps" in head
-    assert f"#   {option}" in head
-    assert "warmup_steps" not in yaml.safe_load(out).get("optim", {})
-
-
-def test_a_share_of_an_unknown_number_of_steps_is_left_to_a_person(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    script = f"{VERL} {WARMUP}_ratio=0.1 trainer.total_epochs=15"
-    _, text = converted(tmp_path, "a.sh", script, capsys, code=3)
-    head = text.partition("\nmodel:")[0]
-    assert "# Set optim.warmup_steps yourself: a share of all steps" in head
-    assert f"#   {WARMUP}_ratio=0.1" in head
-    assert "warmup_steps: 0" not in text
+    config, out = converted(tmp_path, name, text, capsys)
+    assert yaml.safe_load(out)["optim"]["warmup_ratio"] == 0.1
+    assert "warmup_steps" not in yaml.safe_load(out)["optim"]
+    resolved = config.with_steps_of_epochs(300 * config.rows_per_step)
+    assert resolved.optim.warmup(resolved.train.num_steps) == resolved.train.num_steps // 10
 
 
 SCHEDULE_OF_VERL = "actor_rollout_ref.actor.optim."
@@ -1029,10 +1017,8 @@ def test_the_rest_of_a_supervised_command_of_trl_arrives_too(
     assert (config.model.dtype, config.train.recompute) == ("bfloat16", True)
     assert (config.train.save_every, config.train.keep_checkpoints) == (50, 3)
     assert (config.optim.betas, config.optim.schedule) == ((0.9, 0.95), "cosine:0.2")
-    assert (config.optim.warmup_steps, config.train.seed) == (10, 42)
+    assert (config.optim.warmup_ratio, config.train.seed) == (0.05, 42)
     assert "the table does not" not in text
-    _, text = converted(tmp_path, "a.sh", command.replace("--max_steps 200", ""), capsys, code=3)
-    assert "# Set optim.warmup_steps yourself" in text
 
 
 def test_verls_two_supervised_trainers_have_their_own_defaults(
@@ -1047,14 +1033,14 @@ def test_verls_two_supervised_trainers_have_their_own_defaults(
     assert (config.train.save_every, config.train.seed) == (10, 1)
     decay = " optim.lr_scheduler_type=cosine optim.min_lr_ratio=0.1 optim.lr_warmup_steps_ratio=0.2"
     config, _ = converted(tmp_path, "a.sh", newer + decay, capsys)
-    assert (config.optim.schedule, config.optim.warmup_steps) == ("cosine:0.1", 10)
+    assert (config.optim.schedule, config.optim.warmup_ratio) == ("cosine:0.1", 0.2)
 
     older = f"torchrun -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=m {options}"
     config, text = converted(tmp_path, "a.sh", older, capsys)
     demonstrations = {"path": "a.parquet", "prompt": "question", "answer": "answer"}
     assert yaml.safe_load(text)["data"]["demonstrations"] == demonstrations
     assert (config.optim.lr, config.optim.schedule) == (1e-5, "cosine:0")
-    assert (config.optim.betas, config.optim.warmup_steps) == ((0.9, 0.95), 5)
+    assert (config.optim.betas, config.optim.warmup_ratio) == ((0.9, 0.95), 0.1)
 
 
 def test_an_adapter_of_trls_command_keeps_its_rank(

@@ -4,12 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config, dump_config, load_config
 from dapo.core.errors import ConfigError
+from dapo.policy.optim import schedule_of
 from dapo.runs.directory import RunDirectory
 from dapo.start.fork import plan_fork
 from helpers.commands import run as run_command
@@ -67,6 +69,26 @@ def test_a_written_configuration_with_epochs_loads_as_the_same_options(tmp_path:
     file = tmp_path / "a.yaml"
     file.write_text(dump_config(config))
     assert load_config(file) == config
+
+
+@given(ratio=st.floats(0, 0.99), num_steps=st.integers(1, 10_000))
+def test_a_warm_up_may_be_a_share_of_the_steps(ratio: float, num_steps: int):
+    options = [
+        "optim.warmup_steps=7",
+        f"optim.warmup_ratio={ratio}",
+        f"train.num_steps={num_steps}",
+    ]
+    config = build_config({"model": "m", "data": "builtin:sums", "preset": "dapo"}, options)
+    warmup = config.optim.warmup(num_steps)
+    assert ratio * num_steps - 1 < warmup <= ratio * num_steps
+    again = build_config(yaml.safe_load(dump_config(config)))
+    assert again == config
+    by_steps = ["optim.warmup_ratio=0.5", f"optim.warmup_steps={warmup}"]
+    same = build_config({"model": "m", "data": "builtin:sums"}, by_steps)
+    assert schedule_of(same.optim, num_steps) == schedule_of(config.optim, num_steps)
+    both = {"warmup_ratio": ratio, "warmup_steps": 3}
+    with pytest.raises(ConfigError, match=r"sets optim\.warmup_steps, which is 3; set one"):
+        build_config({"model": "m", "data": "builtin:sums", "optim": both})
 
 
 def test_a_run_of_epochs_is_the_run_of_their_steps_and_can_be_longer(tmp_path: Path):

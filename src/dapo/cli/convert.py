@@ -108,7 +108,6 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         )
     for name in _FILES_OF_OPTIONS & options.keys():
         translation.unread.append(f"the options in the file {options[name]} ({name})")
-    translation.unknown |= _open_warmup(options, translation, _WARMUPS[peer])
     if peer == "trl":
         translation.unknown |= _open_intervals(options, translation)
     if peer == "verl":
@@ -141,9 +140,7 @@ def _supervised(
     """Translate a script that imitates demonstrations, which `preset=sft` does."""
     options = reading.options
     facts = {}
-    peer: Peer = "verl"
     if system == "trl":
-        peer = "trl"
         facts["processes"] = num_processes or reading.num_processes or 1
         options = OTHERS["trl"].fold_mappings(options)
     else:
@@ -151,7 +148,6 @@ def _supervised(
     translation = SUPERVISED[system].translate(options, facts)
     trainer = reading.program or "SFTTrainer"
     translation.ours["preset"] = ("sft", f"{trainer} imitates demonstrations")
-    translation.unknown |= _open_warmup(options, translation, _SUPERVISED_WARMUPS[peer])
     translation.unread += reading.unread
     translation.assumed += reading.assumed
     return _conversion(path, translation, None)
@@ -344,37 +340,6 @@ def _trains_on_import(text: str) -> bool:
 
 _MOVED_CODE = "my_code"
 """The module to which the functions of a script are moved."""
-_WARMUPS: Mapping[Peer, tuple[str, str]] = {
-    "verl": (
-        f"{_SECTION_OF_VERL}actor.optim.lr_warmup_steps_ratio",
-        "trainer.total_training_steps",
-    ),
-    "trl": ("warmup_ratio", "max_steps"),
-    "areal": ("actor.optimizer.warmup_steps_proportion", "total_train_steps"),
-}
-"""The share of the steps that warms up, and the number of steps, of each system."""
-_SUPERVISED_WARMUPS: Mapping[Peer, tuple[str, str]] = {
-    "verl": ("optim.lr_warmup_steps_ratio", "trainer.total_training_steps"),
-    "trl": ("warmup_ratio", "max_steps"),
-}
-
-
-def _open_warmup(
-    options: Mapping[str, Any], translation: Translation, names: tuple[str, str]
-) -> dict[str, list[str]]:
-    """Return the warm-up that a person is to set: a share of an unknown number of steps."""
-    name, total = names
-    share = options.get(name)
-    below_one = options.get("warmup_steps")
-    if name == "warmup_ratio" and isinstance(below_one, float) and 0 < below_one < 1:
-        name, share = "warmup_steps", below_one
-    if "optim.warmup_steps" in translation.ours or share is None or isinstance(share, Unknown):
-        return {}
-    person = (
-        f"Set optim.warmup_steps yourself: a share of all steps, whose number ({total}) the script"
-        " does not set"
-    )
-    return {person: [f"{name}={share}"]}
 
 
 def _open_intervals(options: Mapping[str, Any], translation: Translation) -> dict[str, list[str]]:

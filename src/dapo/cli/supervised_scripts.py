@@ -21,7 +21,7 @@ _LENGTH = "Demonstrations above `rollout.max_response_tokens` are left out and c
 _PACKED = "Sequences are always packed; `train.microbatch_tokens` bounds a pass."
 _RUN = "The run chooses it; results do not depend on it."
 _RANKS = "Ranks shard by FSDP2 (`distributed.trainer_ranks`)."
-_SCHEDULE = "`optim.schedule` and `optim.warmup_steps`, which counts steps, not a share."
+_SCHEDULE = "`optim.schedule` and `optim.warmup_ratio`."
 _BATCH = "per_device_train_batch_size * gradient_accumulation_steps * processes"
 _FILES_OF_VERL = (
     "{'path': data.train_files, 'prompt': data.prompt_key, 'answer': data.response_key}"
@@ -52,17 +52,7 @@ _SHARED_OF_TRL = {
     "weight_decay",
 }
 """Options that do the same in both trainers of TRL."""
-_SHARE = "A share of all steps becomes their number where that is set."
-_WARMUP_OF_VERL = (
-    "optim.lr_warmup_steps if optim.lr_warmup_steps > 0"
-    " else floor(optim.lr_warmup_steps_ratio * trainer.total_training_steps)"
-    " if trainer.total_training_steps else None if optim.lr_warmup_steps_ratio else 0"
-)
-_WARMUP_OF_TRL = (
-    "warmup_steps if warmup_steps >= 1"
-    " else ceil((warmup_steps or warmup_ratio or 0) * max_steps) if max_steps > 0"
-    " else None if warmup_steps or warmup_ratio else 0"
-)
+_SHARE = "A share of all steps in both."
 
 
 def _row(theirs: str, ours: str = "", formula: str = "", remark: str = "") -> Counterpart:
@@ -142,8 +132,18 @@ _ROWS_OF_VERL = (
         "schedule(optim.warmup_style, optim.min_lr_ratio or 0)",
     ),
     _row("optim.min_lr_ratio", remark="The fraction of `optim.schedule=cosine:FRACTION`."),
-    _row("optim.lr_warmup_steps", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
-    _row("optim.lr_warmup_steps_ratio", "optim.warmup_steps", _WARMUP_OF_VERL, _SHARE),
+    _row(
+        "optim.lr_warmup_steps",
+        "optim.warmup_steps",
+        "optim.lr_warmup_steps if optim.lr_warmup_steps > 0"
+        " else None if optim.lr_warmup_steps_ratio else 0",
+    ),
+    _row(
+        "optim.lr_warmup_steps_ratio",
+        "optim.warmup_ratio",
+        "None if optim.lr_warmup_steps > 0 else optim.lr_warmup_steps_ratio or None",
+        _SHARE,
+    ),
     _row("optim.warmup_steps_ratio", remark=_SCHEDULE),
     _row(
         "trainer.total_epochs",
@@ -218,8 +218,17 @@ _OWN_ROWS_OF_TRL = (
     _row("eval_dataset", remark=_HELD_OUT),
     _row("eval_steps", remark=_HELD_OUT),
     _row("learning_rate", "optim.lr"),
-    _row("warmup_steps", "optim.warmup_steps", _WARMUP_OF_TRL, _SHARE),
-    _row("warmup_ratio", "optim.warmup_steps", _WARMUP_OF_TRL, _SHARE),
+    _row(
+        "warmup_steps",
+        "optim.warmup_steps",
+        "warmup_steps if warmup_steps >= 1 else None if warmup_steps or warmup_ratio else 0",
+    ),
+    _row(
+        "warmup_ratio",
+        "optim.warmup_ratio",
+        "None if warmup_steps >= 1 else warmup_steps or warmup_ratio or None",
+        _SHARE,
+    ),
     _row("per_device_train_batch_size", "train.minibatch_groups", _BATCH),
     _row("gradient_accumulation_steps", "train.minibatch_groups", _BATCH),
     _row("max_steps", "train.num_steps", "max_steps if max_steps > 0 else None"),

@@ -391,9 +391,10 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 def dump_config(config: Config) -> str:
     """Return the resolved configuration as YAML, from which loading gives an equal Config."""
     options = config.model_dump(mode="json")
-    # the epochs stand for a number that is not known yet
-    if config.train.epochs is not None:
-        del options["train"]["num_steps"]
+    for (section,), pairs in _REPLACED.items():
+        for name, replaced in pairs:
+            if options[section][name] is not None:
+                del options[section][replaced]
     return OmegaConf.to_yaml(OmegaConf.create(as_literal(options)))
 
 
@@ -500,22 +501,34 @@ def _merge(
             base_value = merged[key]
             if here[:2] in _DATA_SOURCES:
                 base_value = without_other_kinds(base_value, value)
-            elif here == ("train",):
-                base_value = _without_other_length(base_value, value)
+            elif here in _REPLACED:
+                base_value = _without_replaced(base_value, value, _REPLACED[here])
             merged[key] = _merge(base_value, value, here)
         else:
             merged[key] = value
     return merged
 
 
-def _without_other_length(base: Mapping[str, Any], top: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out of a section `train` the length that another one replaces.
+_REPLACED = {
+    ("train",): [("epochs", "num_steps")],
+    ("optim",): [("warmup_ratio", "warmup_steps")],
+}
+"""Pairs of options of a section, of which the first is another way to set the second."""
+
+
+def _without_replaced(
+    base: Mapping[str, Any], top: Mapping[str, Any], pairs: Sequence[tuple[str, str]]
+) -> Mapping[str, Any]:
+    """Leave out of a section the options that `top` sets in another way.
 
     `{num_steps: 300}` under `{epochs: 3}` is left out, and the other way round.
     """
-    replaced = {"epochs": "num_steps", "num_steps": "epochs"}
-    others = {replaced[name] for name in top if name in replaced and top[name] is not None}
-    return {name: value for name, value in base.items() if name not in others - top.keys()}
+    replaced = set()
+    for names in pairs:
+        for name, other in (names, reversed(names)):
+            if top.get(name) is not None and other not in top:
+                replaced.add(other)
+    return {name: value for name, value in base.items() if name not in replaced}
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:

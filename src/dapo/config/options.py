@@ -237,7 +237,7 @@ class Config(Section):
             return self
         steps = max(1, ceil(num_rows * epochs / self.rows_per_step))
         config = self.changed("train", num_steps=steps, epochs=None)
-        if not self.sets("optim.warmup_steps"):
+        if self.optim.warmup_ratio is None and not self.sets("optim.warmup_steps"):
             default_steps = TrainConfig.model_fields["num_steps"].default
             warmup = OptimConfig.model_fields["warmup_steps"].default
             scaled_warmup = round(steps * warmup / default_steps)
@@ -556,19 +556,7 @@ class Config(Section):
                     "loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
                     f"loss.engine_correction must be at least 1, got {cap:g}"
                 )
-        epochs = self.train.epochs
-        if epochs is not None and self.sets("train.num_steps"):
-            raise ValueError(
-                f"train.epochs={epochs:g} sets train.num_steps, which is"
-                f" {self.train.num_steps}; set one of the two"
-            )
-        if self.decays_lr and self.optim.warmup_steps >= self.train.last_step:
-            raise ValueError(
-                f"optim.schedule={self.optim.schedule} lowers the learning rate after"
-                f" optim.warmup_steps={self.optim.warmup_steps}, and"
-                f" train.num_steps={self.train.num_steps} leaves no step for that; lower"
-                " optim.warmup_steps, or set optim.schedule=constant"
-            )
+        self._length_fits()
         if self.decays_lr and self.train.token_budget is not None:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} reaches its lowest rate in the step"
@@ -585,6 +573,28 @@ class Config(Section):
                 f"loss.reference.every={self.loss.reference_steps} needs a copy of the policy, and"
                 " with model.lora the reference is the model without its adapters; leave"
                 " loss.reference out, or train all weights"
+            )
+
+    def _length_fits(self) -> None:
+        epochs = self.train.epochs
+        if epochs is not None and self.sets("train.num_steps"):
+            raise ValueError(
+                f"train.epochs={epochs:g} sets train.num_steps, which is"
+                f" {self.train.num_steps}; set one of the two"
+            )
+        ratio = self.optim.warmup_ratio
+        if ratio is not None and self.sets("optim.warmup_steps"):
+            raise ValueError(
+                f"optim.warmup_ratio={ratio:g} sets optim.warmup_steps, which is"
+                f" {self.optim.warmup_steps}; set one of the two"
+            )
+        is_long = ratio is None and self.optim.warmup_steps >= self.train.last_step
+        if self.decays_lr and is_long:
+            raise ValueError(
+                f"optim.schedule={self.optim.schedule} lowers the learning rate after"
+                f" optim.warmup_steps={self.optim.warmup_steps}, and"
+                f" train.num_steps={self.train.num_steps} leaves no step for that; lower"
+                " optim.warmup_steps, or set optim.schedule=constant"
             )
 
     def _critic_and_prediction_fit(self) -> None:

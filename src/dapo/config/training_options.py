@@ -359,6 +359,13 @@ class OptimConfig(Section):
         ge=0,
         unit="steps",
     )
+    warmup_ratio: Float | None = option(
+        None,
+        "Share of train.num_steps over which the learning rate grows, rounded down to steps, in"
+        " place of optim.warmup_steps. none: optim.warmup_steps.",
+        ge=0,
+        lt=1,
+    )
     schedule: Annotated[str, AfterValidator(_lr_schedule)] = option(
         "constant",
         "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to 0.1 of"
@@ -377,6 +384,12 @@ class OptimConfig(Section):
         paper=1.0,
         gt=0,
     )
+
+    def warmup(self, num_steps: int) -> int:
+        """Return the steps of the warm-up of a run of `num_steps`."""
+        if self.warmup_ratio is None:
+            return self.warmup_steps
+        return int(self.warmup_ratio * num_steps)
 
     @property
     def decay(self) -> tuple[str, float]:

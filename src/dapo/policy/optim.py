@@ -64,7 +64,7 @@ def learning_rate(
 def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
     """Return the keyword arguments of `learning_rate` from the options, except `lr`."""
     return {
-        "warmup_steps": optim.warmup_steps,
+        "warmup_steps": optim.warmup(num_steps),
         "schedule": optim.decay[0],
         "num_steps": num_steps,
         "min_fraction": optim.decay[1],

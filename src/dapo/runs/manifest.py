@@ -252,8 +252,8 @@ _MODELS = ("model.name", "loss.reference.model")
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and prefixes of options, that only change how the same sums are split."""
 _END_OF_DECAY = "train.num_steps"
-"""The step at which a decaying learning rate reaches its floor; with a constant rate it changes no
-step.
+"""The step at which a decaying learning rate reaches its floor, and of which a warm-up may be a
+share; with a constant rate and a warm-up in steps it changes no step.
 """
 
 
@@ -271,7 +271,7 @@ def provenance(
     fixed_options = {
         name: value for name, value in options.items() if not name.startswith(FREE_OPTIONS)
     }
-    if config.decays_lr:
+    if config.decays_lr or config.optim.warmup_ratio is not None:
         fixed_options[_END_OF_DECAY] = config.train.num_steps
     return {
         "options": fixed_options,

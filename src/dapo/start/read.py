@@ -97,7 +97,7 @@ def read(
         config = config.with_steps_of_epochs(len(problems))
         notes.append(
             f"{config.train.num_steps} steps: {len(problems):,} rows x {epochs:g} epochs /"
-            f" {config.rows_per_step} rows a step; {config.optim.warmup_steps} of warm-up"
+            f" {config.rows_per_step} rows a step; {config.optim.warmup(config.train.num_steps)} of warm-up"
         )
     return Inputs(
         config,

@@ -289,7 +289,8 @@ def _run(config: Config) -> Iterator[str]:
     yield "the run:"
     yield (
         f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates,"
-        f" learning rate {config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
+        f" learning rate {config.optim.lr:g} after {config.optim.warmup(train.num_steps)} steps of"
+        " warm-up"
     )
     if train.token_budget is not None:
         yield f"  ends earlier with the step that reaches {train.token_budget:,} generated tokens"

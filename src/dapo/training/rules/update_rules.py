@@ -342,7 +342,8 @@ def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy does not move, although it trains."""
     divergence = history.mean("loss/approx_kl")
     rate = history.mean("optim/lr")
-    is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
+    warmup = config.optim.warmup(config.train.num_steps)
+    is_warm = history.step - len(history.window()) >= warmup
     # by its schedule, or for the critic
     is_decayed = rate is not None and rate < MIN_LR_FRACTION * config.optim.lr
     trained = [record for record in history.window() if _trains_twice(record, config)]
