@@ -99,8 +99,8 @@ REFUSED = {
         ["data.train=bare.jsonl", "reward.verifier=math"],
         (
             "bare.jsonl, line 1: no answer; expected a column reward_model.ground_truth, answer,"
-            " solution, ground_truth or target, columns here: prompt; name yours with {path: FILE,"
-            " answer: COLUMN}"
+            " final_answer, expected_answer, solution, ground_truth or target, columns here: prompt;"
+            " name yours with {path: FILE, answer: COLUMN}"
         ),
     ),
     "an unknown verifier": (["reward.verifier=maht"], NO_SUCH_NAME),

@@ -36,8 +36,9 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
             {"problem": "Sum?", "messages": [QUESTION, ANSWER]},
             {"prompt": "problem"},
             "no demonstration; expected the columns prompt and response or completion or output, or"
-            " messages or conversations alone, columns here: problem, messages; name yours with"
-            " {path: FILE, prompt: COLUMN, answer: COLUMN}",
+            " messages or conversations or conversation alone, columns here: problem, messages;"
+            " name yours with {path: FILE, prompt: COLUMN, answer: COLUMN}, and one of whole"
+            " conversations with {path: FILE, prompt: COLUMN}",
         ),
         (
             {"prompt": "Sum?", "response": "3"},
@@ -59,8 +60,15 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
         (
             {"prompt": [QUESTION, ANSWER], "response": "3"},
             {},
-            "prompt: the last message is the assistant's, and the response of a demonstration"
-            " begins with its turn: put the message's text before the response",
+            "prompt: the last message is the assistant's, as in a finished conversation; a prompt"
+            " here ends before the answer (preset=sft imitates whole conversations)",
+        ),
+        (
+            {"prompt": "Sum?", "chosen": [QUESTION, ANSWER]},
+            {"answer": "chosen"},
+            "chosen: the first message has the role user; a response starts with the assistant's,"
+            " and earlier messages belong in the prompt (a column of whole conversations is named"
+            " as prompt, without an answer)",
         ),
         (
             {"prompt": "Sum?", "response": "3", "messages": [QUESTION, ANSWER, QUESTION, ANSWER]},
@@ -70,10 +78,10 @@ def read(row: dict[str, Any], **columns: str) -> Problem:
             " answer: COLUMN}",
         ),
         (
-            {"query": "Sum?", "response": "3"},
+            {"input": "Sum?", "response": "3"},
             {},
-            "no prompt beside response; expected a column prompt or question or problem or"
-            " instruction, columns here: query, response; name yours with {path: FILE, prompt:"
+            "no prompt beside response; expected a column prompt or question or problem or query or"
+            " instruction, columns here: input, response; name yours with {path: FILE, prompt:"
             " COLUMN}",
         ),
     ],
@@ -97,6 +105,20 @@ def test_what_remove_matches_is_deleted_from_each_turn_of_the_assistant() -> Non
     assert read(row, remove="<<.*?>>").answer == "3"
     with pytest.raises(DataError, match="a response is empty; the pattern of remove deletes all"):
         read(row, remove=".*")
+
+
+def test_names_of_other_letters_and_conversations_of_any_name_are_read() -> None:
+    whole = read({"messages": [QUESTION, ANSWER]})
+    for row in ({"Messages": [QUESTION, ANSWER]}, {"conversation": [QUESTION, ANSWER]}):
+        assert read(row) == whole
+    chosen = {"prompt": "Sum?", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION]}
+    assert read(chosen, prompt="chosen") == whole
+    assert read({"dialog": json.dumps([QUESTION, ANSWER])}, prompt="dialog") == whole
+    plain = read({"prompt": "Sum?", "response": "3"})
+    for names in (("Question", "Response"), ("query", "response"), ("PROMPT", "Completion")):
+        assert read(dict(zip(names, ("Sum?", "3"), strict=True))) == plain
+    # a name that is written letter by letter comes first
+    assert read({"Question": "Other?", "question": "Sum?", "response": "3"}) == plain
 
 
 def test_the_context_of_dollys_rows_is_part_of_the_question() -> None:

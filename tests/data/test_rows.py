@@ -10,6 +10,7 @@ import pytest
 
 from dapo.config.data_spec import Columns
 from dapo.core.errors import DataError
+from dapo.data.question_parts import unshown_parts
 from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text, tool_schemas
 from dapo.rewards.verdicts import problem_to_json
 from helpers.tables import for_each_row
@@ -109,6 +110,35 @@ def test_tools_are_read_from_a_list_of_json_texts_as_from_a_list_of_schemas():
         assert read({"prompt": "q", "answer": 1, "tools": written}) == whole
     # names are no schemas
     assert tool_schemas({"tools": ["add", "multiply"]}, "f") == {}
+
+
+@for_each_row(
+    "row",
+    [
+        {"Problem": "1+1?", "Answer": 2, "Solution": "One and one.", "ID": "2024-I-1"},
+        {"question": "1+1?", "final_answer": "2", "r1_solution_1": "One and one."},
+        {"problem": "1+1?", "expected_answer": "2", "generated_solution": "One and one."},
+        {"query": "1+1?", "Ground_Truth": "2"},
+        {"QUESTION": "2+2?", "question": "1+1?", "ANSWER": "4", "answer": "2"},
+    ],
+)
+def test_published_names_are_read_in_other_letters_too_and_stay_columns(row):
+    loaded = read(row)
+    assert (loaded.prompt, loaded.answer) == ("1+1?", "2")
+    kept = {name: value for name, value in row.items() if name != "answer"}
+    assert kept.items() <= loaded.fields.items()
+
+
+def test_a_part_of_the_question_in_another_column_is_named_in_any_letters():
+    row = {"Body": "Tom has 3 pens.", "Question": "How many has he?", "Answer": 3.0}
+    loaded = read(row)
+    assert unshown_parts(loaded.fields, loaded.prompt) == ["Body"]
+
+
+def test_a_column_of_whole_conversations_is_no_prompt_also_where_it_is_named():
+    row = {"messages": [USER, {"role": "assistant", "content": "2"}], "answer": "2"}
+    with pytest.raises(DataError, match=r"as in a finished conversation; a prompt here ends"):
+        read(row, prompt="messages")
 
 
 def test_an_answer_of_which_remove_leaves_nothing_is_refused():
@@ -232,7 +262,10 @@ def test_prompt_text_collapses_whitespace_and_leaves_the_system_out():
     )
 
 
-KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or target"
+KNOWN_ANSWERS = (
+    "reward_model.ground_truth, answer, final_answer, expected_answer, solution, ground_truth or"
+    " target"
+)
 
 
 @for_each_row(
@@ -241,7 +274,7 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         (
             {"text": "q", "answer": "a"},
             (
-                ": no prompt; expected a column prompt, question or problem, columns here: text,"
+                ": no prompt; expected a column prompt, question, problem or query, columns here: text,"
                 " answer; name yours with {path: FILE, prompt: COLUMN}"
             ),
         ),

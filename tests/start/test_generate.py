@@ -62,7 +62,9 @@ def test_questions_may_be_texts_messages_or_rows_and_a_refused_one_leaves_nothin
     assert answers_of(sampler, []) == []
     with pytest.raises(DataError, match="a question is empty"):
         answers_of(sampler, ["1 + 2 =", ""])
-    with pytest.raises(DataError, match="no column prompt, question or problem; columns here: a"):
+    with pytest.raises(
+        DataError, match="no column prompt, question, problem or query; columns here: a"
+    ):
         answers_of(sampler, [{"a": 1}])
     # of the engine, for a prompt that reaches it
     with pytest.raises(EngineError, match="prompt length must be at least 1 token"):

@@ -29,6 +29,7 @@ from dapo.data.sources.rows import (
     require_filled,
     shown,
     tool_schemas,
+    usual_column,
     with_standard_keys,
 )
 from dapo.types import Message, Problem, Prompt, content_text
@@ -79,21 +80,21 @@ def demonstration_from_row(
 
     A row has a prompt (a text or messages) and a response (a text or messages), in the columns
     `prompt` and `response` or `completion`, or those that `columns` names; or a whole conversation
-    in the column `messages`. The messages up to the first of the assistant are the prompt. A
-    demonstration of several turns has them all in the field `turns`, and the last one as its
-    answer; so does one whose turn has further keys, such as `tool_calls`. A text in the column
-    `system` or `system_prompt` is the prompt's first message, unless it has a system message.
-    Alpaca's `instruction` is a prompt together with `input` or Dolly's `context`, and `history` has
-    the turns before a text. Other columns but
-    `tools` and `chat_template_kwargs`, which the chat template reads, are left out. A row whose
-    `label` is false, as KTO marks unwanted responses, is an error. `unread` counts the columns with
-    a part of the question that the prompt does not show.
+    in the column `messages`, or in the one that `columns` names as the prompt. The messages up to
+    the first of the assistant are the prompt. A demonstration of several turns has them all in the
+    field `turns`, and the last one as its answer; so does one whose turn has further keys, such as
+    `tool_calls`. A text in the column `system` or `system_prompt` is the prompt's first message,
+    unless it has a system message. Alpaca's `instruction` is a prompt together with `input` or
+    Dolly's `context`, and `history` has the turns before a text. Other columns but `tools` and
+    `chat_template_kwargs`, which the chat template reads, are left out. A row whose `label` is
+    false, as KTO marks unwanted responses, is an error. `unread` counts the columns with a part of
+    the question that the prompt does not show.
     """
     if isinstance(row, DataError):
         raise row
     _require_text_alone(row, where)
     _require_wanted(row, where)
-    conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
+    conversation = usual_column(_filled(row), CONVERSATION_COLUMNS)
     response = _response_column(row, columns, where)
     if response is not None:
         prompt, turns = _columns_of(row, response, columns, where)
@@ -101,12 +102,15 @@ def demonstration_from_row(
             _require_no_more_turns(row[conversation], prompt, turns, f"{where}: {conversation}")
     elif conversation is not None and columns.prompt is None:
         prompt, turns = _conversation_of(row[conversation], f"{where}: {conversation}")
+    elif columns.prompt is not None and _are_messages(column_value(row, columns.prompt)):
+        messages = column_value(row, columns.prompt)
+        prompt, turns = _conversation_of(messages, f"{where}: {columns.prompt}")
     else:
         raise DataError(
             f"{where}: no demonstration; expected the columns prompt and"
             f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)} alone,"
             f" columns here: {column_names(row)}; name yours with {{path: FILE, prompt: COLUMN,"
-            " answer: COLUMN}"
+            " answer: COLUMN}, and one of whole conversations with {path: FILE, prompt: COLUMN}"
         )
     turns = _cleaned(turns, columns, where)
     for name in SYSTEM_COLUMNS:
@@ -185,6 +189,8 @@ def _prompt_column(row: Mapping[str, Any], response: str, columns: Columns, wher
         return columns.prompt
     names = (*PROMPT_COLUMNS, ALPACA)
     filled = [name for name in names if row.get(name) is not None]
+    if not filled:
+        filled = [name for name in (usual_column(_filled(row), names),) if name is not None]
     # the prompt of a row may hold the instruction with the response, or need it before the question
     if ALPACA in filled:
         if any(row[name] != row[ALPACA] for name in filled):
@@ -209,7 +215,12 @@ def _response_column(row: Mapping[str, Any], columns: Columns, where: str) -> st
     if columns.answer is not None:
         require_column(row, columns.answer, what="answer", where=where)
         return columns.answer
-    return next((name for name in RESPONSE_COLUMNS if row.get(name) is not None), None)
+    return usual_column(_filled(row), RESPONSE_COLUMNS)
+
+
+def _filled(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns that have a value in a row."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _cleaned(turns: Sequence[Message], columns: Columns, where: str) -> list[Message]:
@@ -362,10 +373,16 @@ def _require_turns(messages: Sequence[Message], where: str) -> None:
     if roles[0] != "assistant":
         raise DataError(
             f"{where}: the first message has the role {roles[0]}; a response starts with the"
-            " assistant's, and earlier messages belong in the prompt"
+            " assistant's, and earlier messages belong in the prompt (a column of whole"
+            " conversations is named as prompt, without an answer)"
         )
     if ("assistant", "assistant") in pairwise(roles):
         raise DataError(f"{where}: two assistant messages follow each other; join them")
+
+
+def _are_messages(value: object) -> bool:
+    """Return True for a list of messages, also as JSON text."""
+    return isinstance(parsed_messages(value, ""), list | tuple)
 
 
 def _messages(value: object, where: str) -> list[Message]:

@@ -8,15 +8,17 @@ from dapo.types import Prompt, content_text
 
 SYSTEM_COLUMNS = ("system", "system_prompt")
 """The columns with the text of a system message that is not among the messages."""
-_QUESTION_PARTS = (*SYSTEM_COLUMNS, "context", "passage", "input", "starter_code")
+_QUESTION_PARTS = (*SYSTEM_COLUMNS, "context", "passage", "body", "input", "starter_code")
 _COMPARED_CHARS = 200
 
 
 def unshown_parts(row: Mapping[str, Any], prompt: Prompt) -> list[str]:
     """Return the columns of a row with a part of the question that its prompt does not show."""
     parts = {}
-    for column in _QUESTION_PARTS:
-        text = max(_texts_in(row.get(column)), key=len, default="")
+    for column, value in row.items():
+        if str(column).casefold() not in _QUESTION_PARTS:
+            continue
+        text = max(_texts_in(value), key=len, default="")
         part = one_line(text[:_COMPARED_CHARS]).casefold()
         if part:
             parts[column] = part

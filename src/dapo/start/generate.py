@@ -11,7 +11,7 @@ import torch
 from dapo.config import Config
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.text import quoted
-from dapo.data.sources.rows import PROMPT_COLUMNS, prompted_problem
+from dapo.data.sources.rows import PROMPT_COLUMNS, prompted_problem, usual_column
 from dapo.engines.engine import RolloutEngine, capabilities_of
 from dapo.engines.request_checks import TEMPERATURES, is_temperature
 from dapo.evaluation.evaluate import EngineSampler, Response
@@ -245,9 +245,9 @@ def _is_row(value: Any) -> bool:
 def _question_of(row: Mapping[str, Any]) -> Any:
     if "role" in row:
         return [row]
-    for name in PROMPT_COLUMNS:
-        if name in row:
-            return row[name]
+    column = usual_column(row, PROMPT_COLUMNS)
+    if column is not None:
+        return row[column]
     raise DataError(
         f"prompt: a row has no column {', '.join(PROMPT_COLUMNS[:-1])} or {PROMPT_COLUMNS[-1]}; columns"
         f" here: {', '.join(map(str, row))}"

@@ -17,9 +17,17 @@ from dapo.core.text import one_line, shorten
 from dapo.core.typed_values import as_text, is_kept, standard_value, with_texts
 from dapo.types import Message, Problem, Prompt, content_text
 
-PROMPT_COLUMNS = ("prompt", "question", "problem")
-ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
-CONVERSATION_COLUMNS = ("messages", "conversations")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "query")
+ANSWER_COLUMNS = (
+    "reward_model.ground_truth",
+    "answer",
+    "final_answer",
+    "expected_answer",
+    "solution",
+    "ground_truth",
+    "target",
+)
+CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")
 TEMPLATE_KWARGS = "chat_template_kwargs"
 """The column with a problem's variables for the chat template, as TRL has it."""
 TEMPLATE_COLUMNS = ("tools", TEMPLATE_KWARGS)
@@ -67,7 +75,12 @@ def problem_from_row(
     answer_column = _column(
         row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer
     )
-    prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
+    prompt = as_prompt(
+        _lookup(row, prompt_column),
+        f"{where}: {prompt_column}",
+        # by their names these columns hold whole conversations
+        may_begin_answer=prompt_column not in CONVERSATION_COLUMNS,
+    )
     reference: object = None
     if answer_column is not None:
         reference = _lookup(row, answer_column)
@@ -297,14 +310,13 @@ def _column(
     if column:
         require_column(row, column, what=what, where=where)
         return column
-    for name in candidates:
-        if _lookup(row, name) is not _MISSING:
-            return name
+    name = usual_column(row, candidates)
+    if name is not None:
+        return name
     if not required:
         return None
-    for name in CONVERSATION_COLUMNS:
-        if what != "prompt" or name not in row:
-            continue
+    name = usual_column(row, CONVERSATION_COLUMNS)
+    if what == "prompt" and name is not None:
         if _ends_before_answer(row[name]):
             return name
         raise DataError(
@@ -316,6 +328,20 @@ def _column(
         f"{where}: no {what}; expected a column {', '.join(candidates[:-1])} or {candidates[-1]},"
         f" columns here: {column_names(row)}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
+
+
+def usual_column(row: Mapping[str, Any], candidates: Sequence[str]) -> str | None:
+    """Return the first of the candidates that a row has, as the row writes it; None without one.
+
+    A name in other letters, such as `Question`, counts if no candidate is there letter by letter.
+    """
+    for name in candidates:
+        if _lookup(row, name) is not _MISSING:
+            return name
+    written: dict[str, str] = {}
+    for name in map(str, row):
+        written.setdefault(name.casefold(), name)
+    return next((written[name] for name in candidates if name in written), None)
 
 
 def require_column(row: Mapping[str, Any], column: str, *, what: str, where: str) -> None:
@@ -388,8 +414,8 @@ def _check_begun_answer(messages: Sequence[Message], where: str, *, may_begin_an
     last = messages[-1]
     if not may_begin_answer:
         raise DataError(
-            f"{where}: the last message is the assistant's, and the response of a demonstration"
-            " begins with its turn: put the message's text before the response"
+            f"{where}: the last message is the assistant's, as in a finished conversation; a prompt"
+            " here ends before the answer (preset=sft imitates whole conversations)"
         )
     if last.get("tool_calls") or not content_text(last):
         raise DataError(
