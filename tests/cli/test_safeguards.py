@@ -39,6 +39,8 @@ NO_DIFFERENCE = {
         "model.trust_remote_code",
     ),
     "train.token_budget",
+    "train.epochs",
+    "optim.warmup_ratio",  # another way to write optim.warmup_steps
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha"),
     *("loss.reference.model", "loss.reference.every"),

@@ -109,6 +109,23 @@ def test_a_run_of_epochs_is_the_run_of_their_steps_and_can_be_longer(tmp_path: P
         resume_run(by_epochs, ["train.epochs=1.1"])
 
 
+def test_a_longer_run_with_a_share_of_warm_up_says_that_the_share_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ["optim.warmup_ratio=0.5", "train.num_steps=2"]
+    start_run(tiny(*OPTIONS, *options), run_dir=tmp_path / "run", config_name="t")
+    first = [row["optim/lr"] for row in metrics(tmp_path / "run") if row["step"]]
+    assert first[-1] == first[-2] == tiny(*OPTIONS).optim.lr
+    capsys.readouterr()
+    resume_run(tmp_path / "run", ["train.num_steps=4"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "is 4 now; the warm-up (optim.warmup_ratio) is a share of it" in out
+    code, _, _ = run_command(
+        capsys, "eval", str(tmp_path / "run"), "--data", "{builtin: {sums: {}}, size: 2}"
+    )
+    assert code == 0
+
+
 def test_check_says_the_steps_and_what_does_not_fit_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -453,6 +453,24 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
         inputs_of(supervised(ending))
 
 
+def test_a_demonstration_needs_positions_for_itself_alone(tmp_path: Path) -> None:
+    # the paper's limit of a response is longer than the model's 4,096 positions
+    options = ("rollout.max_response_tokens=20480", "data.max_prompt_tokens=20480")
+    long_rows = [{"prompt": "a", "response": "x" * 5000}, {"prompt": "b" * 5000, "response": "x"}]
+    path = write(tmp_path / "a.jsonl", [*ROWS, *long_rows])
+    inputs = inputs_of(supervised(path, *options, "data.eval=null"))
+    assert (
+        "2 demonstrations left out: longer than the 4096 positions of tiny-random" in inputs.notes
+    )
+    assert len(inputs.train) == len(ROWS)
+    with pytest.raises(DataError, match="all 2 demonstrations, prompt and response together, are"):
+        inputs_of(supervised(write(path, long_rows), *options, "data.eval=null"))
+    # an evaluation samples up to the limit
+    held_out = write(tmp_path / "b.jsonl", [{"prompt": "c", "answer": "1"}])
+    with pytest.raises(ConfigError, match="a response of 20480 exceed the 4096 positions"):
+        inputs_of(supervised(write(path, ROWS), *options, f"data.eval={held_out}"))
+
+
 @for_each_row(
     ("overrides", "message"),
     [
@@ -479,6 +497,12 @@ def test_rows_in_memory_are_demonstrations_for_a_call_from_python(tmp_path: Path
     run = dapo.train("tiny-random", demonstrations=ROWS, run_dir=tmp_path / "run", **sizes)
     assert (run.config.schedule, run.config.preset) == ("supervised", "sft")
     assert len(run.metrics) == 2
+    by_preset = {"preset": "sft", "data": ROWS}
+    same = dapo.train("tiny-random", run_dir=tmp_path / "same", **by_preset, **sizes)
+    assert same.metrics["loss/nll"].equals(run.metrics["loss/nll"])
+    checked = dapo.check("tiny-random", config={"preset": "sft"}, data=ROWS, minibatch_groups=4)
+    assert checked.ok
+    assert "4 demonstrations, 1 update" in str(checked)
     with pytest.raises(DataError, match=r"demonstrations, row 2: response is empty"):
         dapo.train(
             "tiny-random",

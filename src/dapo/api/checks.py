@@ -18,7 +18,7 @@ from dapo.api.shown_tables import ShownTable, cell_text
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.loading import add_code_folder
 from dapo.core.terminal import printable
-from dapo.core.text import one_line, shorten
+from dapo.core.text import one_line, plural, shorten
 from dapo.runs.stored_config import CODE_FOLDER
 from dapo.start.check import check as check_start
 
@@ -103,7 +103,7 @@ def check(
     base, _, _ = load_base(config)
     options = {name: value for name, value in options.items() if name not in NOT_CHECKED}
     with TemporaryDirectory(prefix="dapo-check-") as folder:
-        stored, options = stored_arguments(Path(folder), data, eval_data, options)
+        stored, options = stored_arguments(Path(folder), data, eval_data, options, base)
         settings = {option: each.source for option, each in stored.items() if each.source}
         name = model_name(model)
         if name is not None:
@@ -137,12 +137,10 @@ def _facts(details: Mapping[str, Any]) -> "pd.DataFrame":
             rows.append((f"{role} data", f"{count}, of {facts['source']}"))
             rows += [("warning", in_python(str(text))) for text in facts["warnings"]]
     step = details["step"]
-    rows.append(
-        (
-            "step",
-            f"{step['prompts']} prompts, {step['responses']} responses, {step['updates']} updates",
-        )
-    )
+    contents = f"{step['prompts']} prompts, {step['responses']} responses"
+    if details["config"]["schedule"] == "supervised":
+        contents = f"{step['prompts']} demonstrations"
+    rows.append(("step", f"{contents}, {plural(step['updates'], 'update')}"))
     rows += [("no effect", f"{each['option']}: {each['why']}") for each in details["ignored"]]
     return table_of([{"about": about, "fact": fact} for about, fact in rows], "about", "fact")
 

@@ -97,7 +97,7 @@ def train(  # noqa: PLR0913
             `loss.kl_coef=1`, `loss.kl_estimator=full` and, without a `reward`, `reward.coef=0`: the
             policy learns the teacher's distribution on its own responses. `demonstrations`, rows or
             a data source with prompts and responses, sets `preset=sft`: the policy imitates them,
-            without `data`. Unless set, the paper's `train.minibatch_groups`,
+            without `data`; with `preset="sft"` they may be `data`. Unless set, the paper's `train.minibatch_groups`,
             `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
@@ -127,7 +127,7 @@ def train(  # noqa: PLR0913
         path = Path(run_dir)
     else:
         raise ConfigError("run_dir and name both name the run's directory: expected one of them")
-    stored, options = stored_arguments(path / DATA_FOLDER, data, eval_data, options)
+    stored, options = stored_arguments(path / DATA_FOLDER, data, eval_data, options, base)
     trained_model = model_name(model)
     settings = {} if trained_model is None else {"model.name": trained_model}
     settings |= {

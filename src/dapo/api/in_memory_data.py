@@ -112,12 +112,29 @@ _FILES = {
 
 
 def stored_arguments(
-    folder: Path, data: Data, eval_data: Data, options: Mapping[str, Any]
+    folder: Path,
+    data: Data,
+    eval_data: Data,
+    options: Mapping[str, Any],
+    base: Mapping[str, Any],
 ) -> tuple[dict[str, StoredData], dict[str, Any]]:
-    """Return the data of a call by option, with files in `folder`, and its other keywords."""
-    given = {"data.train": data, "data.eval": eval_data}
+    """Return the data of a call by option, with files in `folder`, and its other keywords.
+
+    Args:
+        folder: the folder of the files, which are not written yet.
+        data: the training data: demonstrations if the options imitate such.
+        eval_data: the held-out data.
+        options: the other keywords of the call.
+        base: the configuration below them.
+    """
     keywords = dict(options)
     demonstrations = keywords.pop("demonstrations", None)
+    settings = {**base, **options}
+    is_supervised = settings.get("preset") == "sft" or settings.get("schedule") == "supervised"
+    if is_supervised and demonstrations is None:
+        demonstrations = data
+        data = None
+    given = {"data.train": data, "data.eval": eval_data}
     if demonstrations is not None:
         given["data.demonstrations"] = demonstrations
         keywords = {"preset": "sft"} | keywords

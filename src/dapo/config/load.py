@@ -390,12 +390,7 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 def dump_config(config: Config) -> str:
     """Return the resolved configuration as YAML, from which loading gives an equal Config."""
-    options = config.model_dump(mode="json")
-    for (section,), pairs in _REPLACED.items():
-        for name, replaced in pairs:
-            if options[section][name] is not None:
-                del options[section][replaced]
-    return OmegaConf.to_yaml(OmegaConf.create(as_literal(options)))
+    return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
 
 
 def as_literal(value: Any) -> Any:

@@ -576,19 +576,22 @@ class Config(Section):
             )
 
     def _length_fits(self) -> None:
-        epochs = self.train.epochs
-        if epochs is not None and self.sets("train.num_steps"):
+        train = self.train
+        optim = self.optim
+        # a stored configuration has a value for each option: a default contradicts nothing
+        default_steps = TrainConfig.model_fields["num_steps"].default
+        if train.epochs is not None and train.num_steps != default_steps:
             raise ValueError(
-                f"train.epochs={epochs:g} sets train.num_steps, which is"
-                f" {self.train.num_steps}; set one of the two"
+                f"train.epochs={train.epochs:g} sets train.num_steps, which is {train.num_steps};"
+                " set one of the two"
             )
-        ratio = self.optim.warmup_ratio
-        if ratio is not None and self.sets("optim.warmup_steps"):
+        default_warmup = OptimConfig.model_fields["warmup_steps"].default
+        if optim.warmup_ratio is not None and optim.warmup_steps != default_warmup:
             raise ValueError(
-                f"optim.warmup_ratio={ratio:g} sets optim.warmup_steps, which is"
-                f" {self.optim.warmup_steps}; set one of the two"
+                f"optim.warmup_ratio={optim.warmup_ratio:g} sets optim.warmup_steps, which is"
+                f" {optim.warmup_steps}; set one of the two"
             )
-        is_long = ratio is None and self.optim.warmup_steps >= self.train.last_step
+        is_long = optim.warmup_ratio is None and optim.warmup_steps >= train.last_step
         if self.decays_lr and is_long:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} lowers the learning rate after"

@@ -329,6 +329,8 @@ def provenance_diff(
                 effect = (
                     f"from here on, the learning rate (optim.schedule={schedule}) falls until there"
                 )
+                if schedule == "constant":
+                    effect = "the warm-up (optim.warmup_ratio) is a share of it"
             lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; {effect}")
     return lines
 

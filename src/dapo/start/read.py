@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from dapo.config import Config, ModelConfig
 from dapo.config.lengths import length_as_sum, lower_lengths
 from dapo.config.training_options import TrainConfig
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
 from dapo.distributed.launch import use_expandable_segments
@@ -90,7 +90,10 @@ def read(
     evaluated_tokens = config.eval.max_response_tokens
     if held_out and evaluated_tokens is not None:
         response_tokens = max(response_tokens, evaluated_tokens) if training else evaluated_tokens
-    require_fit([*problems, *held_out], encoder, loaded, config, response_tokens)
+    # demonstrations are measured with their answers
+    sampled = held_out if training and config.is_supervised else [*problems, *held_out]
+    if sampled:
+        require_fit(sampled, encoder, loaded, config, response_tokens)
     config = resolve_engine(config, loaded.model)
     if training and config.train.epochs is not None:
         epochs = config.train.epochs
@@ -128,9 +131,47 @@ def _encode(
     encoded, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
     if dropped:
         notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
+    encoded = _with_positions(encoded, answers, loaded, encoder, notes)
     if len({prompt_text(demonstration.prompt) for demonstration in encoded}) == 1 < len(encoded):
         notes.append(f"all {len(encoded)} demonstrations answer the same problem")
     return encoded, answers
+
+
+def _with_positions(
+    demonstrations: Sequence[Problem],
+    answers: Mapping[str, Answer],
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    notes: list[str],
+) -> list[Problem]:
+    """Leave out demonstrations with more tokens than the model has positions; note their number.
+
+    Raises DataError if all have more.
+    """
+    limit = positions_of(loaded)
+    if limit is None:
+        return list(demonstrations)
+    fitting = []
+    for demonstration in demonstrations:
+        answer = answers[demonstration.id]
+        if encoder.length(demonstration) + len(answer.token_ids) <= limit:
+            fitting.append(demonstration)
+    dropped = len(demonstrations) - len(fitting)
+    if demonstrations and not fitting:
+        raise DataError(
+            f"all {dropped:,} demonstrations, prompt and response together, are longer than the"
+            f" {limit} positions of {loaded.name}"
+        )
+    if dropped:
+        notes.append(
+            f"{dropped} demonstrations left out: longer than the {limit} positions of {loaded.name}"
+        )
+    return fitting
+
+
+def positions_of(loaded: LoadedModel) -> int | None:
+    """Return the tokens of the longest sequence of a model; None if its files name no limit."""
+    return getattr(loaded.model.config, "max_position_embeddings", None)
 
 
 def drop_long(
@@ -168,8 +209,8 @@ def require_fit(
     """
     sampled_tokens = response_tokens
     response_tokens += config.max_observed_tokens
-    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
-    if limit is None:  # the model's files name none
+    limit = positions_of(loaded)
+    if limit is None:
         return
     prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
     if prompt_tokens + response_tokens <= limit:
@@ -202,7 +243,7 @@ def read_model_and_encoder(
     if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
     else:
-        positions = getattr(loaded.model.config, "max_position_embeddings", None)
+        positions = positions_of(loaded)
         episodes = episodes_of(config, loaded.tokenizer, environment, positions=positions)
         encoder = episodes.encoder
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)

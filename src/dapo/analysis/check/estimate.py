@@ -131,14 +131,15 @@ class ResourceEstimate:
 
     @property
     def sequence_tokens(self) -> int:
-        limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-        return limits + self.config.max_observed_tokens
+        """The most tokens of a sequence: a prompt with its response or episode."""
+        return self.memory.longest_sequence
 
     @property
     def microbatch_tokens(self) -> int:
         """The most tokens of one backward pass; a longer sequence is a microbatch of its own."""
-        mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
-        return max(self.config.microbatch_tokens, mean_prompt + self.config.max_observed_tokens)
+        longest = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
+        longest = min(longest + self.config.max_observed_tokens, self.sequence_tokens)
+        return max(self.config.microbatch_tokens, longest)
 
     def trainer_memory(self) -> dict[str, float]:
         """Return bytes on the device of a trainer rank at the peak of an update, by part."""

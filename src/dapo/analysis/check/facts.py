@@ -181,8 +181,8 @@ def check_as_json(facts: CheckedFacts) -> dict[str, Any]:
             | {"removed_from_train": facts.num_removed}
         ),
         "step": {
-            "prompts": rollout.prompts_per_step,
-            "responses": rollout.prompts_per_step * rollout.group_size,
+            "prompts": config.rows_per_step,
+            "responses": config.rows_per_step * (1 if config.is_supervised else rollout.group_size),
             "max_groups": config.max_groups_per_step,
             "updates": config.updates_per_step,
         },

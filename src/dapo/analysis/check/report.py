@@ -329,7 +329,9 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     dimensions = estimate.dimensions
     limit = config.rollout.max_response_tokens
     positions = dimensions.max_positions
-    if positions is not None and limit + config.max_observed_tokens >= positions:
+    # a supervised run leaves out what is longer, unless it samples for an evaluation
+    samples = not config.is_supervised or config.data.eval_source is not None
+    if samples and positions is not None and limit + config.max_observed_tokens >= positions:
         if config.max_observed_tokens:
             yield (
                 f"an episode of at most {length_as_sum(config, limit)} leaves no room for a prompt"
