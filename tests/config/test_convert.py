@@ -1498,3 +1498,140 @@ def test_a_few_names_that_trl_has_too_make_no_file_of_trl(
     code, _, err = run(capsys, "convert", str(tmp_path / "a.yaml"))
     assert code == 2
     assert "a.yaml has 2 options of verl, AReaL or TRL" in err
+
+
+PROGRAM = """
+from dataclasses import dataclass
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
+
+
+@dataclass
+class ScriptArguments:
+    corpus: str = "nobody/nothing"
+    penalty: float = 0.0
+
+
+def right(completions, answer, **kwargs):
+    return [0.0 for completion in completions]
+
+
+def main():
+    parser = TrlParser((ScriptArguments, GRPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    training_args.temperature = 1.0
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path,
+        reward_funcs=right,
+        args=training_args,
+        train_dataset=load_dataset(script_args.corpus, split="train"),
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
+"""
+ARGPARSE = """
+import argparse
+from trl import GRPOConfig, GRPOTrainer
+
+
+def right(completions, **kwargs):
+    return [0.0 for completion in completions]
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--corpus", default="none.jsonl")
+parser.add_argument("--rate", type=float, default=1e-6)
+parser.add_argument("--model_name_or_path", default="none")
+args = parser.parse_args()
+if __name__ == "__main__":
+    GRPOTrainer(
+        model=args.model_name_or_path,
+        reward_funcs=right,
+        args=GRPOConfig(learning_rate=args.rate, num_generations=4),
+        train_dataset=args.corpus,
+    ).train()
+"""
+
+
+def repository(folder: Path, program: str, command: str) -> Path:
+    """A launch script with the program, the options and the launcher's file that it names."""
+    files = {
+        "src/grpo.py": program,
+        "recipes/demo.yaml": (
+            "model_name_or_path: org/model\ncorpus: org/rows\nlearning_rate: 2.0e-05\n"
+            "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n"
+            "num_train_epochs: 2\nwarmup_ratio: 0.1\nuse_peft: true\nlora_r: 8\n"
+        ),
+        "recipes/launcher.yaml": "num_processes: 6\n",
+        "scripts/run.sh": f"#!/bin/bash\n{command}\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "scripts" / "run.sh"
+
+
+def test_a_command_of_trl_is_read_with_the_files_that_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = (
+        "accelerate launch --config_file recipes/launcher.yaml src/grpo.py"
+        " --config recipes/demo.yaml --learning_rate 5e-6 --penalty 0.5"
+    )
+    found, out, err = run(capsys, "convert", str(repository(tmp_path, PROGRAM, command)))
+    assert found == 0, out + err
+    config = build_config(yaml.safe_load(out))
+    assert (config.model.name, config.data.train) == ("org/model", "hub:org/rows:train")
+    assert config.reward.verifier == "grpo:right"
+    # the command's own options hold before those of the file
+    assert config.optim.lr == 5e-6
+    # six processes of four responses, accumulated twice, in groups of four
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (12, 4)
+    assert (config.train.epochs, config.optim.warmup_ratio) == (2, 0.1)
+    assert config.model.lora is not None
+    assert config.model.lora.rank == 8
+    assert "taken as absent" not in out
+    # what the script's own class takes is its own
+    assert "penalty" not in out
+    assert "corpus" not in out.replace("hub:org/rows", "")
+
+
+def test_the_arguments_of_a_program_are_those_of_its_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = "python src/grpo.py --corpus mine.jsonl --rate 3e-6 --model_name_or_path org/other"
+    found, out, err = run(capsys, "convert", str(repository(tmp_path, ARGPARSE, command)))
+    assert found == 0, out + err
+    config = build_config(yaml.safe_load(out))
+    assert (config.model.name, config.data.train) == ("org/other", "mine.jsonl")
+    assert config.optim.lr == 3e-6
+
+
+def test_a_file_that_is_not_there_stays_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = "accelerate launch src/other.py --config recipes/none.yaml --max_steps 3"
+    _, out, _ = run(capsys, "convert", str(repository(tmp_path, PROGRAM, command)))
+    assert "#   the options in the file recipes/none.yaml (config)" in out
+    assert yaml.safe_load(out)["train"]["num_steps"] == 3
+
+
+def test_rows_that_a_script_holds_out_are_not_those_that_it_trains_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    program = PROGRAM.replace(
+        'train_dataset=load_dataset(script_args.corpus, split="train")',
+        'train_dataset=parts["train"], eval_dataset=parts["test"]',
+    ).replace(
+        "    trainer = ",
+        '    rows = load_dataset(script_args.corpus, split="train")\n'
+        "    parts = rows.train_test_split(test_size=0.1)\n    trainer = ",
+    )
+    command = "accelerate launch src/grpo.py --config recipes/demo.yaml"
+    _, out, _ = run(capsys, "convert", str(repository(tmp_path, program, command)))
+    assert yaml.safe_load(out)["data"]["train"] == "hub:org/rows:train"
+    assert "eval" not in yaml.safe_load(out)["data"]
+    assert "data.eval is left out: the script holds out a part of the training rows" in out
+    assert "rows.train_test_split(test_size=0.1) changes the rows of train_dataset" in out

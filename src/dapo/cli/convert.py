@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,11 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.assumed += _batch_of_trl(options, facts)
         translation.unknown |= _open_rewards(options, translation)
         translation.missing += _missing_episodes(options, translation)
+        _hold_nothing_out_twice(translation)
         _reward_of_environment(translation, reading)
-        if is_python:
-            translation.unknown |= _code_of_script(path, translation)
+        if is_python or reading.script:
+            script = Path(reading.script) if reading.script else path
+            translation.unknown |= _code_of_script(script, translation)
     if not is_python and names_no_trainer(peer, reading):
         translation.assumed.append(
             "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
@@ -270,6 +272,18 @@ def _missing_episodes(options: Mapping[str, Any], translation: Translation) -> I
         if is_known and option not in translation.ours:
             expected = "one class" if name == "environment_factory" else "functions"
             yield f"{name}={json.dumps(value, default=str)} has no counterpart: expected {expected}"
+
+
+def _hold_nothing_out_twice(translation: Translation) -> None:
+    """Leave `data.eval` out where a script holds out a part of its training rows."""
+    held_out, _ = translation.ours.get("data.eval", (None, ""))
+    train, _ = translation.ours.get("data.train", (None, ""))
+    if held_out is not None and held_out == train:
+        del translation.ours["data.eval"]
+        translation.assumed.append(
+            "data.eval is left out: the script holds out a part of the training rows; write that"
+            " part to a file and name it"
+        )
 
 
 def _reward_of_environment(translation: Translation, reading: Reading) -> None:
@@ -482,11 +496,79 @@ def _readings(path: Path) -> list[Reading]:
             # other programs have flags with dashes as well: `uv run rl --max-steps 20`
             if "trl" in (reading.command[1:4], peer_that_knows(reading.options)):
                 reading.options = _flags_of_trl(reading.options)
-        return readings
+        return [_with_files(reading, path) for reading in readings]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable ({error}); {EXPECTED}") from None
+
+
+def _with_files(reading: Reading, path: Path) -> Reading:
+    """Return a command of TRL with the options in the file that it names, and in its own script.
+
+    Args:
+        reading: the command.
+        path: the file that it stands in, near which the others are searched.
+
+    Raises:
+        OSError, ValueError, SyntaxError: one of the files cannot be read.
+    """
+    options = dict(reading.options)
+    names = [name for name in _FILES_OF_OPTIONS & options.keys() if isinstance(options[name], str)]
+    for name in names:
+        file = _located(options[name], path)
+        if file is not None and file.suffix in (".yaml", ".yml"):
+            del options[name]
+            # the command's own options hold before those of the file
+            options = dict(leaves_of("", resolve_references(read_options(file)))) | options
+    reading = replace(reading, options=options, num_processes=_processes_of(reading, path))
+    script = _located(reading.program, path)
+    if script is None or script.suffix != ".py":
+        return reading
+    text = _text(script)
+    if "GRPOTrainer" not in text:
+        return reading
+    calls = read_script(text, script.stem, options)
+    if "train_dataset" in calls.options:
+        # by these the script has read its data
+        for name in _DATA_OF_TRL & calls.options.keys():
+            del calls.options[name]
+    return replace(
+        reading,
+        options=calls.options,
+        unread=[*reading.unread, *(f"{script.name}, {line}" for line in calls.unread)],
+        assumed=[*reading.assumed, *(f"{script.name}, {line}" for line in calls.assumed)],
+        methods=calls.methods,
+        script=str(script),
+    )
+
+
+def _processes_of(reading: Reading, path: Path) -> int | None:
+    """Return the trainer processes of a command, which accelerate's own file may say; or None."""
+    launcher = re.search(r"--config_file[= ](\S+)", reading.command)
+    file = None
+    if launcher is not None and reading.num_processes is None:
+        file = _located(launcher[1], path)
+    if file is None or file.suffix not in (".yaml", ".yml"):
+        return reading.num_processes
+    number = read_options(file).get("num_processes")
+    return number if isinstance(number, int) else None
+
+
+def _located(name: str, path: Path) -> Path | None:
+    """Return a file that a command names, from here or from a folder around its script; or None."""
+    if not name:
+        return None
+    for folder in (Path(), *path.resolve().parents[:_FOLDERS_AROUND]):
+        file = folder / name
+        if file.is_file():
+            return file
+    return None
+
+
+_FOLDERS_AROUND = 4
+"""The number of folders around a script in which the files that it names are searched."""
+_DATA_OF_TRL = {"dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"}
 
 
 def _flags_of_trl(options: Mapping[str, Any]) -> dict[str, Any]:

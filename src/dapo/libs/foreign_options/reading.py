@@ -21,6 +21,8 @@ class Reading:
     program: str = ""
     """The module or file that the command runs; empty: it runs neither."""
     line: int = 0
+    script: str = ""
+    """The path of the script that the command runs, if its calls were followed, too."""
     methods: dict[str, list[str]] = field(default_factory=dict)
     """The names of the methods of each class of the script that is an option, by `module:name`."""
     num_processes: int | None = None

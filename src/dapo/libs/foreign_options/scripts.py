@@ -202,15 +202,17 @@ class _Stop(Exception):
     """The script has too many statements to follow."""
 
 
-def read_script(text: str, module: str) -> Reading:
+def read_script(text: str, module: str, arguments: Mapping[str, Any] | None = None) -> Reading:
     """Read the options of GRPOConfig, GRPOTrainer and LoraConfig in a script, without running it.
 
-    In a script without these two, SFTConfig and SFTTrainer take their places.
+    In a script without these two, SFTConfig and SFTTrainer take their places. `arguments` are those
+    of the command that runs the script, by name; None: it is not known, and they are taken as
+    absent.
 
     A value that is not known is Unknown. A function of the script is `module:function`, and one
     that it imports has the name of its own module. Raises ValueError or SyntaxError.
     """
-    reader = _Reader(module)
+    reader = _Reader(module, arguments)
     # a warm start in the same script has options of its own
     if "GRPO" not in text:
         reader.suffixes_of_configs += ("SFTConfig",)
@@ -254,8 +256,9 @@ def _parse(text: str) -> tuple[ast.Module, list[str]]:
 class _Reader:
     """Follows the statements of a script."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, arguments: Mapping[str, Any] | None) -> None:
         self.module = module
+        self.arguments = arguments
         self.reading = Reading(command=f"{module}.py")
         self.scopes: list[dict[str, Any]] = [{"__name__": "__main__"}]
         self.configs: list[_Object] = []
@@ -1403,6 +1406,8 @@ class _Reader:
             return _Data(first)
         if call.name == "from_pretrained":
             return self._model(call.arguments, call.keywords, call.node)
+        if call.name == "get_peft_config" and self.arguments is not None:
+            return None  # use_peft and the rank are options of the command
         if call.name == "get_peft_model":
             return self._with_adapters(call.arguments, call.keywords)
         return _NOT_FOUND
@@ -1492,23 +1497,31 @@ class _Reader:
         parser.values[name] = value
 
     def _parser_result(self, parser: _Object, name: str, node: ast.Call) -> Any:
-        """What a parser of arguments gives if the command has none."""
-        self.reading.assumed.append(
-            f"line {node.lineno}: the command's own arguments are taken as absent"
-        )
+        """What a parser of arguments gives for those of the command."""
+        if self.arguments is None:
+            self.reading.assumed.append(
+                f"line {node.lineno}: the command's own arguments are taken as absent"
+            )
+        arguments = dict(self.arguments or {})
         classes = parser.values.get("classes")
         if classes is None:
-            namespace = _Object("arguments", dict(parser.values))
+            namespace = _Object("arguments", parser.values | arguments)
             return [namespace, []] if "known" in name else namespace
+        # what the script's own classes take is no option of the trainer
+        own_names: set[str] = set()
+        for kind in classes:
+            if isinstance(kind, _Class) and self._kind(kind) != "GRPOConfig":
+                own_names |= kind.values.keys()
+        options = {name: value for name, value in arguments.items() if name not in own_names}
         instances: list[Any] = []
         for kind in classes:
             if self._kind(kind) == "GRPOConfig":
-                instances.append(self._construct("GRPOConfig", kind, [], {}, node))
+                instances.append(self._construct("GRPOConfig", kind, [], options, node))
             elif isinstance(kind, _Class):
-                instances.append(self._instance(kind, [], {}, node))
+                instances.append(self._instance(kind, [], arguments, node))
             else:
                 name_of_kind = getattr(kind, "name", "arguments")
-                instances.append(_Object(name_of_kind, {}, None, node.lineno))
+                instances.append(_Object(name_of_kind, dict(arguments), None, node.lineno))
         return instances
 
     def _dataset(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
