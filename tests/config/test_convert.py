@@ -1635,3 +1635,32 @@ def test_rows_that_a_script_holds_out_are_not_those_that_it_trains_on(
     assert "eval" not in yaml.safe_load(out)["data"]
     assert "data.eval is left out: the script holds out a part of the training rows" in out
     assert "rows.train_test_split(test_size=0.1) changes the rows of train_dataset" in out
+
+
+def test_a_command_of_verl_is_read_with_the_configuration_that_it_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "examples" / "mt"
+    (folder / "config").mkdir(parents=True)
+    (folder / "config" / "mine.yaml").write_text(
+        "hydra: {searchpath: ['file://verl/trainer/config']}\n"
+        "defaults: [ppo_trainer, more, _self_]\n"
+        "data: {max_prompt_length: 700, max_response_length: 300, train_batch_size: 64}\n"
+        "actor_rollout_ref: {actor: {ppo_mini_batch_size: '${data.train_batch_size}'}}\n"
+    )
+    (folder / "run.sh").write_text(
+        'HERE="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$HERE/examples/mt/config"'
+        " --config-name=mine data.max_response_length=400 data.train_files=a.parquet"
+        " actor_rollout_ref.model.path=m\n"
+    )
+    found, out, err = run(capsys, "convert", str(folder / "run.sh"))
+    assert found == 3, out + err
+    assert "#   the options of more in mine.yaml" in out
+    assert "config-name" not in out
+    config = build_config(yaml.safe_load(out))
+    lengths = (config.data.max_prompt_tokens, config.rollout.max_response_tokens)
+    assert lengths == (700, 400)
+    assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (64, 64)
+    (folder / "config" / "mine.yaml").unlink()
+    _, out, _ = run(capsys, "convert", str(folder / "run.sh"))
+    assert "#   the options in the configuration mine (--config-name)" in out

@@ -476,16 +476,7 @@ def _readings(path: Path) -> list[Reading]:
     Raises ConfigError.
     """
     if path.suffix in (".yaml", ".yml"):
-        leaves = leaves_of("", resolve_references(read_options(path)))
-        return [
-            Reading(
-                {
-                    name: Unknown(str(value)) if "${" in str(value) else value
-                    for name, value in leaves
-                    if name
-                }
-            )
-        ]
+        return [Reading(_options_in(path))]
     try:
         text = _text(path)
         if path.suffix in (".py", ".ipynb"):
@@ -496,39 +487,76 @@ def _readings(path: Path) -> list[Reading]:
             # other programs have flags with dashes as well: `uv run rl --max-steps 20`
             if "trl" in (reading.command[1:4], peer_that_knows(reading.options)):
                 reading.options = _flags_of_trl(reading.options)
-        return [_with_files(reading, path) for reading in readings]
+        with_files = [_with_files(reading, path) for reading in readings]
+        return [_with_script(reading, path) for reading in with_files]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable ({error}); {EXPECTED}") from None
 
 
+def _options_in(file: Path) -> dict[str, Any]:
+    """Return the options of a YAML file by their whole names. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    for name, value in leaves_of("", resolve_references(read_options(file))):
+        if name:
+            options[name] = Unknown(str(value)) if "${" in str(value) else value
+    return options
+
+
 def _with_files(reading: Reading, path: Path) -> Reading:
-    """Return a command of TRL with the options in the file that it names, and in its own script.
+    """Return a command with the options in the files that it names; its own hold before those.
 
     Args:
         reading: the command.
         path: the file that it stands in, near which the others are searched.
 
-    Raises:
-        OSError, ValueError, SyntaxError: one of the files cannot be read.
+    Raises ConfigError.
     """
     options = dict(reading.options)
-    names = [name for name in _FILES_OF_OPTIONS & options.keys() if isinstance(options[name], str)]
-    for name in names:
-        file = _located(options[name], path)
+    unread = list(reading.unread)
+    for name in _FILES_OF_OPTIONS & options.keys():
+        file = _located(str(options[name]), path)
         if file is not None and file.suffix in (".yaml", ".yml"):
             del options[name]
-            # the command's own options hold before those of the file
-            options = dict(leaves_of("", resolve_references(read_options(file)))) | options
-    reading = replace(reading, options=options, num_processes=_processes_of(reading, path))
+            options = _options_in(file) | options
+    configuration = _configuration_named(options, path)
+    if configuration is not None:
+        del options["config-name"]
+        options.pop("config-path", None)
+        inner = _options_in(configuration)
+        groups = inner.pop("defaults", None) or []
+        bases = set(map(str, groups)) - {*_OWN_CONFIGURATIONS_OF_VERL, "_self_"}
+        unread += [f"the options of {base} in {configuration.name}" for base in sorted(bases)]
+        options = {
+            name: value for name, value in inner.items() if not name.startswith("hydra.")
+        } | options
+    num_processes = _processes_of(reading, path)
+    return replace(reading, options=options, unread=unread, num_processes=num_processes)
+
+
+def _configuration_named(options: Mapping[str, Any], path: Path) -> Path | None:
+    """Return the file of a configuration that a command of verl names (Hydra); None: unknown."""
+    name = str(options.get("config-name", "")).removesuffix(".yaml")
+    if not name or name in _OWN_CONFIGURATIONS_OF_VERL:
+        return None
+    # where the command is started
+    folder = str(options.get("config-path", ".")).removeprefix("$(pwd)").lstrip("/")
+    return _located(f"{folder}/{name}.yaml", path)
+
+
+def _with_script(reading: Reading, path: Path) -> Reading:
+    """Return a command of TRL with the calls of the script that it runs.
+
+    Raises OSError, ValueError and SyntaxError.
+    """
     script = _located(reading.program, path)
     if script is None or script.suffix != ".py":
         return reading
     text = _text(script)
     if "GRPOTrainer" not in text:
         return reading
-    calls = read_script(text, script.stem, options)
+    calls = read_script(text, script.stem, reading.options)
     if "train_dataset" in calls.options:
         # by these the script has read its data
         for name in _DATA_OF_TRL & calls.options.keys():
