@@ -1500,7 +1500,8 @@ class _Reader:
         """What a parser of arguments gives for those of the command."""
         if self.arguments is None:
             self.reading.assumed.append(
-                f"line {node.lineno}: the command's own arguments are taken as absent"
+                f"line {node.lineno}: the command's own arguments are taken as absent; a shell"
+                " script with the command is read with them"
             )
         arguments = dict(self.arguments or {})
         classes = parser.values.get("classes")
