@@ -1664,3 +1664,24 @@ def test_a_command_of_verl_is_read_with_the_configuration_that_it_names(
     (folder / "config" / "mine.yaml").unlink()
     _, out, _ = run(capsys, "convert", str(folder / "run.sh"))
     assert "#   the options in the configuration mine (--config-name)" in out
+
+
+def test_a_supervised_script_is_read_with_the_arguments_of_its_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    program = (
+        PROGRAM.replace("GRPO", "SFT")
+        .replace("        reward_funcs=right,\n", "")
+        .replace("    training_args.temperature = 1.0\n", "")
+    )
+    command = "accelerate launch src/grpo.py --config recipes/demo.yaml --learning_rate 5e-6"
+    path = repository(tmp_path, program, command)
+    recipe = tmp_path / "recipes" / "demo.yaml"
+    recipe.write_text(recipe.read_text().replace("num_generations: 4\n", ""))
+    found, out, err = run(capsys, "convert", str(path))
+    assert found == 0, out + err
+    config = build_config(yaml.safe_load(out))
+    assert (config.preset, config.model.name) == ("sft", "org/model")
+    assert yaml.safe_load(out)["data"]["demonstrations"] == "hub:org/rows:train"
+    assert (config.optim.lr, config.optim.warmup_ratio, config.train.epochs) == (5e-6, 0.1, 2)
+    assert config.train.minibatch_groups == 8

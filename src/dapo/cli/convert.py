@@ -73,10 +73,12 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         )
     readings = _readings(path)
     reading = max(readings, key=_num_known, default=Reading())
-    is_yaml = path.suffix in (".yaml", ".yml")
+    # the file that names the trainer
+    source = Path(reading.script) if reading.script else path
+    is_yaml = source.suffix in (".yaml", ".yml")
     peer = peer_that_knows(reading.options)
-    is_python = path.suffix in (".py", ".ipynb")  # which calls the trainer by its name
-    system = supervised_system(path, "" if is_yaml else _text(path), reading)
+    is_python = source.suffix in (".py", ".ipynb")
+    system = supervised_system(source, "" if is_yaml else _text(source), reading)
     trainer = None if is_python else other_trainer(peer, reading, is_supervised=system is not None)
     if trainer is not None:
         raise ConfigError(
@@ -100,9 +102,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.missing += _missing_episodes(options, translation)
         _hold_nothing_out_twice(translation)
         _reward_of_environment(translation, reading)
-        if is_python or reading.script:
-            script = Path(reading.script) if reading.script else path
-            translation.unknown |= _code_of_script(script, translation)
+        if is_python:
+            translation.unknown |= _code_of_script(source, translation)
     if not is_python and names_no_trainer(peer, reading):
         translation.assumed.append(
             "no option names a trainer: the file is taken as one of `trl grpo`; one of `trl sft`"
@@ -554,7 +555,7 @@ def _with_script(reading: Reading, path: Path) -> Reading:
     if script is None or script.suffix != ".py":
         return reading
     text = _text(script)
-    if "GRPOTrainer" not in text:
+    if "GRPOTrainer" not in text and "SFTTrainer" not in text:
         return reading
     calls = read_script(text, script.stem, reading.options)
     if "train_dataset" in calls.options:
