@@ -51,18 +51,6 @@ CommandLineError: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 """The error that typer raises for an unknown option; typer exports no name for it."""
-REMOVED_COMMANDS = {
-    "completion": "dapo --install-completion",
-    "report": "dapo view RUN_DIR --save FILE.html",
-    "options": "dapo show options",
-    "configs": "dapo show configs",
-    "docs": "dapo show docs",
-    "schema": "dapo show schema",
-    "reward": "dapo test REWARD",
-    "environment": "dapo test ENVIRONMENT",
-    "whatif": "dapo ablate",
-}
-"""The new spelling of each command that was removed."""
 _CHAT = "dapo chat MODEL_OR_RUN talks to a model"
 _PUSH = "dapo export RUN_DIR OUT_DIR --push OWNER/NAME uploads the model of a run to the hub"
 _GENERATE = "dapo generate MODEL_OR_RUN PROMPT prints answers"
@@ -71,6 +59,14 @@ _SERVE = (
     " vLLM and others serve"
 )
 OTHER_NAMES = {
+    "completion": "dapo --install-completion completes commands and options",
+    "report": "dapo view RUN_DIR --save FILE.html writes one",
+    "options": "dapo show options lists them",
+    "configs": "dapo show configs lists them",
+    "docs": "dapo show docs lists them",
+    "schema": "dapo show schema prints it",
+    "reward": "dapo test REWARD judges responses with one",
+    "environment": "dapo test ENVIRONMENT plays one",
     "ask": f"{_GENERATE}; {_CHAT}",
     "sample": _GENERATE,
     "infer": _GENERATE,
@@ -90,15 +86,6 @@ OTHER_NAMES = {
     "publish": _PUSH,
 }
 """What there is instead of commands that one might try."""
-REMOVED_FLAGS = {
-    "check --assume": (
-        "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
-    ),
-    "test --all": "dapo test NAME --verbose prints every response",
-    "explain --no-replay": "dapo explain shows what the run stored and loads no model",
-    "explain --trust": "dapo explain imports no module of the run",
-}
-"""Advice for each flag that was removed."""
 OF_FILES = (
     "EACCES",
     "EPERM",
@@ -165,14 +152,8 @@ def _with_advice(error: Any, words: Sequence[str]) -> str:
     """Name in an error of the command line what can be typed instead."""
     message: str = error.message
     name = words[0] if words else ""
-    if name in REMOVED_COMMANDS and message.startswith(f"No such command '{name}'"):
-        return f"dapo {name} is now: {REMOVED_COMMANDS[name]}"
     if name in OTHER_NAMES and message.startswith(f"No such command '{name}'"):
         return f"there is no command {name}; {OTHER_NAMES[name]}"
-    for removed, advice in REMOVED_FLAGS.items():
-        command_with_flag, _, flag = removed.partition(" ")
-        if name == command_with_flag and flag in message:
-            return f"{message}\n{advice}"
     if error.ctx is None:
         return message
     command = error.ctx.command

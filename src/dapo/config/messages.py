@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from dapo.config.model_options import DATA_SOURCES
 from dapo.config.option_fields import names_by_keyword, options_of, section_in
 from dapo.config.options import STAGES, Config
-from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
+from dapo.config.other_names import GUESSED, OTHERS, TITLES, called_elsewhere, peer_that_knows
 from dapo.core.text import quoted
 from dapo.libs.foreign_options import leaves_of, shown_value
 
@@ -85,13 +85,13 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     for option, content in unknown.items():
         leaves.update(leaves_of(option, content))
     # names that dapo has or had say nothing about another system
-    peer = peer_that_knows(leaves.keys() - REMOVED.keys() - names_by_keyword().keys())
+    peer = peer_that_knows(leaves.keys() - GUESSED.keys() - names_by_keyword().keys())
     reasons: dict[str, list[str]] = {}
     num_theirs = 0
     for option, content in unknown.items():
         option_leaves = dict(leaves_of(option, content))
         is_theirs = False
-        if peer is not None and option not in REMOVED:
+        if peer is not None and option not in GUESSED:
             is_theirs = any(OTHERS[peer].rows_of(name) for name in option_leaves)
         if not is_theirs:
             yield f"unknown option {option}; {nearest_option(option.split('.'), content)}"
@@ -117,7 +117,7 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
     """Return a hint for an unknown option: its name here or the nearest one."""
-    advice = REMOVED.get(".".join(parts))
+    advice = GUESSED.get(".".join(parts))
     if advice:
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))

@@ -44,8 +44,8 @@ def _counterpart(row: Mapping[str, str]) -> Counterpart:
 
 _TABLES = _read_table()
 COUNTERPARTS: Mapping[Peer, tuple[Counterpart, ...]] = {peer: _TABLES[peer] for peer in TITLES}
-REMOVED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
-"""Advice for each option that was removed."""
+GUESSED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
+"""What to do instead of setting an option that one might try."""
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
 

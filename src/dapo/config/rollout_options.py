@@ -1,12 +1,8 @@
 """Options of sampling: `rollout`, `dynamic_sampling`."""
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-import yaml
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from dapo.algo.sampling import SignalMetric
 from dapo.config.engines import ENGINES, OWN_ENGINES, EngineKind
@@ -82,16 +78,6 @@ class VllmConfig(Section):
     )
 
 
-def _no_arrival(value: object) -> object:
-    """Refuse `arrival`, which was `load` with a record of events."""
-    if value == "arrival":
-        raise ValueError(
-            "expected history, load or auto (arrival was removed; load does the same without a"
-            " record)"
-        )
-    return value
-
-
 class RolloutConfig(Section):
     engine: EngineName = option(
         "auto",
@@ -106,7 +92,7 @@ class RolloutConfig(Section):
         le=MAX_PROCESSES,
         unit="processes",
     )
-    clock: Annotated[ClockKind | None, Auto, BeforeValidator(_no_arrival)] = option(
+    clock: Annotated[ClockKind | None, Auto] = option(
         None,
         "When verdicts, answers of environments and new weights (schedule=async) take effect."
         " history: a fixed number of tokens after their cause, and weights when a batch closes;"
@@ -185,27 +171,10 @@ def _ordered_bounds(value: tuple[float | None, float | None]) -> tuple[float | N
     return value
 
 
-def _function_only(value: object) -> object:
-    """Refuse the thresholds of earlier versions, which were values of `dynamic_sampling.filter`."""
-    if isinstance(value, str) and value.startswith("{"):
-        with suppress(yaml.YAMLError):
-            value = yaml.safe_load(value)
-    if not isinstance(value, Mapping):
-        return value
-    options = [
-        f"dynamic_sampling.{name}={json.dumps(inner, separators=(',', ':'))}"
-        for name, inner in value.items()
-    ]
-    advice = f"set {' '.join(options)}" if options else "leave it out"
-    raise ValueError(f"expected module:function; thresholds have options of their own: {advice}")
-
-
-def _no_rule_of_prediction(value: object) -> object:
-    """Refuse the name of a rule, of which there were two."""
-    if value in ("thompson", "proportional"):
+def _function_path(value: str) -> str:
+    if ":" not in value or value.startswith("{"):
         raise ValueError(
-            "expected true or false (thompson is what true means; proportional was removed, set"
-            " true)"
+            "expected module:function; thresholds are dynamic_sampling.min_spread and mean_between"
         )
     return value
 
@@ -236,7 +205,7 @@ class DynamicSamplingConfig(Section):
         ge=0,
         le=10,
     )
-    filter: Annotated[str | None, BeforeValidator(_function_only)] = option(
+    filter: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
         "Filter of groups in place of Eq. 11: module:function from a Group to a bool.",
         paper=None,
@@ -258,7 +227,7 @@ class DynamicSamplingConfig(Section):
             only_with="dynamic_sampling.enabled",
         )
     )
-    predict: Annotated[bool, BeforeValidator(_no_rule_of_prediction)] = option(
+    predict: bool = option(
         False,
         "Skip problems whose groups are unlikely to carry a signal (Eq. 11), judging by each"
         " problem's history. Success rates are drawn from their posteriors, and a problem is"
