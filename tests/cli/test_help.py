@@ -87,8 +87,8 @@ def test_commands_are_grouped_by_subject():
     [
         ("completion bash", "completion; dapo --install-completion completes"),
         ("report runs/a --output a.html", "report; dapo view RUN_DIR --save FILE.html writes one"),
-        ("options loss", "options; dapo show options lists them"),
-        ("docs losses", "docs; dapo show docs lists them"),
+        ("options loss", "options; their list is dapo show options"),
+        ("docs losses", "docs; their list is dapo show docs"),
         ("reward test math", "reward; dapo test REWARD judges responses with one"),
         ("environment test calculator", "environment; dapo test ENVIRONMENT plays one"),
         ("ask tiny-random", "ask; dapo generate MODEL_OR_RUN PROMPT prints answers; dapo chat"),
