@@ -102,6 +102,8 @@ def test_a_run_of_epochs_is_the_run_of_their_steps_and_can_be_longer(tmp_path: P
 
     plan = plan_fork(RunDirectory(by_epochs), 3, ["train.epochs=3"])
     assert plan.config.train.num_steps == 7
+    with pytest.raises(ConfigError, match="counts the rows of the parent"):
+        plan_fork(RunDirectory(by_epochs), 3, ["train.epochs=3", "data.train=builtin:sums"])
     resume_run(by_epochs, ["train.epochs=2"])
     assert [row["step"] for row in metrics(by_epochs)][-1] == 5
     assert load_config(by_epochs / "config.yaml").train.last_step == 5

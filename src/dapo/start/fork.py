@@ -117,6 +117,11 @@ def plan_fork(
     file = parent.config_of(step + 1)
     parent_config = load_config(file)
     config = changed_config(file, overrides)
+    if config.train.epochs is not None and config.data != parent_config.data:
+        raise ConfigError(
+            "train.epochs counts the rows of the parent, and other options of data may change them;"
+            " set train.num_steps"
+        )
     steps = steps_of_epochs(config, checkpoint)
     if steps:
         config = changed_config(file, [*overrides, *steps])
